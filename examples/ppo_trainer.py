@@ -1,0 +1,113 @@
+"""The main job: a pretrained language model gets better at arithmetic through PPO, on a CPU.
+
+    python examples/ppo_trainer.py [key=value ...]
+
+It prepares SmolLM2-135M-Instruct and a data set of sums, then runs the same `run()` as
+`python -m verl.trainer.main_ppo`: actor, critic and reference in Ray workers, a rule as reward. Every key can be
+overridden, for example
+
+    python examples/ppo_trainer.py trainer.worker_group=local                  # no Ray, for a debugger
+    python examples/ppo_trainer.py trainer.n_gpus_per_node=2                   # two worker processes
+    python examples/ppo_trainer.py algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4
+    python examples/ppo_trainer.py actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct     # on a GPU
+"""
+
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+
+from data.arithmetic import write_arithmetic
+from smollm2 import prepare_smollm2
+
+from verl.config import PPOConfig
+from verl.config.loader import load_config
+from verl.trainer.main_ppo import check, run
+
+OUTPUT = Path("outputs/ppo_arithmetic")
+
+DEFAULTS = [
+    "data.train_batch_size=64",
+    "data.max_prompt_length=8",
+    "data.max_response_length=4",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=64",
+    "actor_rollout_ref.actor.optim.lr=1e-5",
+    "actor_rollout_ref.rollout.n=1",
+    "actor_rollout_ref.ref.unload=false",
+    "algorithm.adv_estimator=gae",
+    "algorithm.use_kl_in_reward=true",
+    "algorithm.kl_ctrl.kl_coef=0.001",
+    "critic.optim.lr=2e-5",
+    "trainer.critic_warmup=2",
+    "trainer.total_training_steps=30",
+    "trainer.total_epochs=10",
+    "trainer.test_freq=10",
+    "trainer.resume_mode=disable",
+    "trainer.log_val_generations=8",
+    "trainer.logger=[console,file]",
+    "trainer.project_name=verl_examples",
+    "trainer.experiment_name=ppo_arithmetic",
+]
+
+
+def config_from(overrides: list[str]) -> PPOConfig:
+    """The example's config, resolved and checked, with its model and data prepared unless others are given."""
+    chosen = {override.split("=", 1)[0].lstrip("+") for override in overrides}
+    defaults = [*DEFAULTS, f"trainer.default_local_dir={OUTPUT}"]
+    if "actor_rollout_ref.model.path" not in chosen:
+        defaults.append(f"actor_rollout_ref.model.path={prepare_smollm2(OUTPUT / 'model')}")
+    if not {"data.train_files", "data.val_files"} & chosen:
+        train, test = write_arithmetic(OUTPUT / "data")
+        defaults += [f"data.train_files={train}", f"data.val_files={test}"]
+    return check(load_config([*defaults, *overrides]))
+
+
+def main(overrides: list[str]) -> dict[str, float]:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    config = config_from(overrides)
+    metrics_file = Path(config.trainer.default_local_dir) / "metrics.jsonl"
+    if config.trainer.resume_mode == "disable":
+        metrics_file.unlink(missing_ok=True)
+    started = time.perf_counter()
+    final = run(config)
+    report(metrics_file, time.perf_counter() - started)
+    return final
+
+
+def report(metrics_file: Path, seconds: float) -> None:
+    """Print the accuracy before and after, and draw reward and accuracy by step."""
+    records = [json.loads(line) for line in metrics_file.read_text().splitlines()]
+    key = next((key for record in records for key in record if key.startswith("val/") and "mean@" in key), None)
+    if key is None:
+        return
+    accuracy = [(record["step"], record[key]) for record in records if key in record]
+    rewards = [(record["step"], record["reward/score_mean"]) for record in records if "reward/score_mean" in record]
+    print(f"\nvalidation accuracy: {accuracy[0][1]:.1%} before, {accuracy[-1][1]:.1%} after ({seconds:.0f} s in all)")
+    print(f"metrics: {metrics_file}")
+    plot = metrics_file.with_name("learning.png")
+    draw(plot, rewards, accuracy)
+    print(f"plot:    {plot}")
+
+
+def draw(path: Path, rewards: list[tuple[int, float]], accuracy: list[tuple[int, float]]) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4))
+    axes.plot(*zip(*rewards, strict=True), color="tab:blue", alpha=0.6, label="mean reward of the sampled answers")
+    axes.plot(*zip(*accuracy, strict=True), color="tab:red", marker="o", label="validation accuracy (greedy)")
+    axes.set(xlabel="step", ylim=(0, 1), title="PPO on sums")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")

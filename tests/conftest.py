@@ -1,0 +1,165 @@
+"""Fixtures that all tests share: tiny random models, a tiny tokenizer, and a way to run on several processes.
+
+Nothing heavy is imported here: tests that use none of it stay fast.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+# Tests never reach for the network, and tiny tensors are fastest on one thread.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+TINY_VOCAB = 128
+MODEL_FAMILIES = ("llama", "qwen2", "qwen3", "gpt2", "opt")
+SPECIAL_TOKENS = ["<pad>", "<bos>", "<eos>", "<unk>", "<|im_start|>", "<|im_end|>"]
+PAIRS = "thheineranreonatenndtiesorteofedisitalarsttontngseha"  # frequent in English
+BIGRAMS = [PAIRS[i : i + 2] for i in range(0, len(PAIRS), 2)]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def build_tiny_tokenizer() -> "PreTrainedTokenizerFast":
+    """128 tokens: 6 special ones (ids 0 to 5), newline, printable ASCII, and 26 pairs of letters; it adds no BOS."""
+    from tokenizers import Tokenizer, decoders, models
+    from transformers import PreTrainedTokenizerFast
+
+    characters = ["\n", *map(chr, range(32, 127))]
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *characters, *BIGRAMS])}
+    assert len(vocabulary) == TINY_VOCAB
+    merges = [(pair[0], pair[1]) for pair in BIGRAMS]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(SPECIAL_TOKENS)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        unk_token="<unk>",
+        additional_special_tokens=["<|im_start|>", "<|im_end|>"],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def tiny_config(family: str, **overrides: Any) -> Any:
+    """Two layers, width 32, 4 heads, 128 tokens; weights large enough for logits to differ visibly."""
+    from transformers import GPT2Config, LlamaConfig, OPTConfig, Qwen2Config, Qwen3Config
+
+    common: dict[str, Any] = {
+        "vocab_size": TINY_VOCAB,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    modern = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.15,
+    }
+    old = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "initializer_range": 0.15}
+    opt = {
+        "hidden_size": 32,
+        "word_embed_proj_dim": 32,
+        "ffn_dim": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+        "init_std": 0.15,
+    }
+    classes: dict[str, tuple[Any, dict[str, Any]]] = {
+        "llama": (LlamaConfig, modern),
+        "qwen2": (Qwen2Config, modern),
+        "qwen3": (Qwen3Config, {**modern, "head_dim": 8}),
+        "gpt2": (GPT2Config, old),
+        "opt": (OPTConfig, opt),
+    }
+    config_class, sizes = classes[family]
+    return config_class(**{**common, **sizes, **overrides})
+
+
+def build_tiny_model(family: str = "llama", seed: int = 0, **overrides: Any) -> "PreTrainedModel":
+    """A tiny random causal language model in fp32; overrides go into its config."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(tiny_config(family, **overrides), attn_implementation="sdpa").eval()
+
+
+@pytest.fixture
+def tiny_tokenizer() -> "PreTrainedTokenizerFast":
+    return build_tiny_tokenizer()
+
+
+@pytest.fixture
+def tiny_model_factory() -> "Callable[..., PreTrainedModel]":
+    """`tiny_model_factory(family="llama", seed=0, **config_overrides)` -> a tiny random causal language model."""
+    return build_tiny_model
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir_factory(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`tiny_model_dir_factory(family="llama", seed=0, **config_overrides)` -> a folder of model and tokenizer.
+
+    Read-only: tests share it. Copy it to change it.
+    """
+
+    def build(family: str = "llama", seed: int = 0, **overrides: Any) -> Path:
+        folder = tmp_path_factory.mktemp(f"tiny_{family}")
+        build_tiny_model(family, seed, **overrides).save_pretrained(folder)
+        build_tiny_tokenizer().save_pretrained(folder)
+        return folder
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tiny_model_dir_factory: Callable[..., Path]) -> Path:
+    """A folder with a tiny random Llama and its tokenizer. Read-only: tests share it."""
+    return tiny_model_dir_factory("llama")
+
+
+@pytest.fixture
+def run_distributed(tmp_path: Path) -> Callable[..., list[Any]]:
+    """`run_distributed(function, world_size, *args)` -> what `function(*args)` returned on each process, by rank.
+
+    `function` stands at the top level of a test file; each process loads that file anew, joins one gloo group of
+    `world_size` processes, and calls it. Arguments and results travel by torch.save. A process that fails makes
+    the test fail with its output, and the others are ended.
+    """
+
+    def run(function: Callable[..., Any], world_size: int, *args: Any, timeout_s: float = 120) -> list[Any]:
+        import torch
+
+        folder = tmp_path / f"{function.__name__}_{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        torch.save(args, folder / "args.pt")
+        runner = Path(__file__).parent / "distributed.py"
+        source = sys.modules[function.__module__].__file__
+        command = [sys.executable, str(runner), str(source), function.__name__, str(folder), str(world_size)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        if done.returncode:
+            pytest.fail(f"{function.__name__} on {world_size} processes:\n{done.stdout}\n{done.stderr}", pytrace=False)
+        return [torch.load(folder / f"result_{rank}.pt", weights_only=False) for rank in range(world_size)]
+
+    return run

@@ -1,0 +1,50 @@
+"""Runs one function of a test file on several gloo processes; the fixture `run_distributed` starts this script."""
+
+import importlib.util
+import os
+import socket
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def load_file(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[Path(path).stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def run_rank(rank: int, source: str, function: str, folder: str, world_size: int, port: int) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
+    )
+    args = torch.load(Path(folder) / "args.pt", weights_only=False)
+    result = getattr(load_file(source), function)(*args)
+    torch.save(result, Path(folder) / f"result_{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    source_, function_, folder_, world_size_ = sys.argv[1:]
+    mp.spawn(run_rank, args=(source_, function_, folder_, int(world_size_), free_port()), nprocs=int(world_size_))

@@ -1,0 +1,74 @@
+import pytest
+import ray
+
+from verl.worker import Worker
+from verl.workers.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, ResourcePoolManager, ensure_ray
+
+
+def test_h1_a_second_start_takes_the_first_and_does_not_stop_it() -> None:
+    with ensure_ray(num_cpus=1) as session:
+        assert not session.owned
+    assert ray.is_initialized() and ray.cluster_resources()["CPU"] == 4
+
+
+def test_an_address_where_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(ConnectionError, match="no Ray cluster answers at 127.0.0.1:1: "):
+        ensure_ray(address="127.0.0.1:1", timeout_s=2)
+
+
+def test_ranks_follow_the_nodes() -> None:
+    pool = RayResourcePool([2, 1], use_gpu=False, max_colocate_count=1)
+    try:
+        slots = pool.slots()
+        # Both reservations are on the one node that there is, so its three ranks count through.
+        assert [(slot.local_rank, slot.local_world_size) for slot in slots] == [(0, 3), (1, 3), (2, 3)]
+        assert [slot.bundle for slot in slots] == [0, 1, 0] and slots[0].group.id != slots[2].group.id
+        assert pool.world_size == 3 and len({slot.node_id for slot in slots}) == 1
+    finally:
+        pool.close()
+    assert ray.available_resources()["CPU"] == 4
+
+
+def test_more_groups_than_the_pool_has_room_for() -> None:
+    pool = RayResourcePool([1], use_gpu=False, max_colocate_count=2, name_prefix="shared")
+    pool.claim()
+    pool.claim()
+    with pytest.raises(ValueError, match="'shared' already holds 2 group.s., as many as max_colocate_count=2 allows"):
+        pool.claim()
+    pool.release()
+    pool.claim()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"process_on_nodes": []}, "at least one process for each node"),
+        ({"process_on_nodes": [2, 0]}, r"but it is \[2, 0\]"),
+        ({"process_on_nodes": [1], "max_colocate_count": 0}, "max_colocate_count must be at least 1"),
+        ({"process_on_nodes": [1], "placement_strategy": "TIGHT"}, "unknown placement_strategy 'TIGHT'"),
+    ],
+)
+def test_pools_that_cannot_be(kwargs: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RayResourcePool(**kwargs)
+
+
+def test_a_device_that_the_pool_does_not_have() -> None:
+    pool = RayResourcePool([1], use_gpu=False)
+    with pytest.raises(ValueError, match="device_name='cuda' does not go with the resource pool 'pool'"):
+        RayWorkerGroup(pool, RayClassWithInitArgs(Worker), device_name="cuda")
+
+
+def test_pools_by_role() -> None:
+    spec = {"main": [2], "scores": [1]}
+    manager = ResourcePoolManager(spec, {"actor_rollout": "main", "critic": "main", "rm": "scores"}, use_gpu=False)
+    with pytest.raises(RuntimeError, match="call create_resource_pool"):
+        manager.get_resource_pool("critic")
+    manager.create_resource_pool()
+    assert manager.get_resource_pool("critic") is manager.get_resource_pool("actor_rollout")
+    assert manager.get_resource_pool("rm").world_size == 1
+    with pytest.raises(ValueError, match="role 'ref' has no resource pool"):
+        manager.get_resource_pool("ref")
+    with pytest.raises(ValueError, match=r"'rm' is mapped to .*'score', which does not exist; .* \['main', 'scores'\]"):
+        ResourcePoolManager(spec, {"rm": "score"})

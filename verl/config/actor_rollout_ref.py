@@ -1,0 +1,102 @@
+"""The policy: the model that is trained (actor), that samples (rollout) and that stays as it was (ref)."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from verl.config.keys import key
+from verl.config.model import Dtype, FSDPConfig, ModelConfig, OptimConfig
+
+
+@dataclass
+class PolicyLossConfig:
+    loss_mode: str = key("vanilla", "a policy loss by name, or `package.module:function`")
+    loss_kwargs: dict[str, Any] = key(dict, "keyword arguments of the chosen policy loss (see docs/algorithms.md)")
+
+
+@dataclass
+class ActorConfig:
+    ppo_mini_batch_size: int = key(256, "prompts (not samples) per optimizer step")
+    ppo_micro_batch_size_per_gpu: int | None = key(
+        None, "samples per forward and backward pass of one process; null takes its share of the mini-batch at once"
+    )
+    use_dynamic_bsz: bool = key(False, "cut micro-batches by tokens instead of by samples")
+    ppo_max_token_len_per_gpu: int = key(16384, "tokens per micro-batch of one process, with use_dynamic_bsz")
+    ppo_epochs: int = key(1, "passes over the batch of a step")
+    shuffle: bool = key(False, "visit the samples of a step in a seeded random order")
+    clip_ratio: float = key(0.2, "PPO clip range; clip_ratio_low and clip_ratio_high replace it on their side")
+    clip_ratio_low: float | None = key(None, "lower clip range; null means clip_ratio")
+    clip_ratio_high: float | None = key(None, "upper clip range; null means clip_ratio")
+    clip_ratio_c: float = key(3.0, "dual-clip bound of the loss for negative advantages; must be above 1")
+    policy_loss: PolicyLossConfig = key(PolicyLossConfig, "which policy loss")
+    loss_agg_mode: str = key(
+        "token-mean", "token-mean, token-sum, seq-mean-token-sum, seq-mean-token-mean or seq-mean-token-sum-norm"
+    )
+    loss_scale_factor: float | None = key(
+        None, "the constant length of seq-mean-token-sum-norm; null means data.max_response_length"
+    )
+    entropy_coeff: float = key(0.0, "weight of the entropy bonus")
+    use_kl_loss: bool = key(False, "add kl_loss_coef * KL(actor, ref) to the loss")
+    kl_loss_coef: float = key(0.001, "weight of the KL loss")
+    kl_loss_type: str = key("low_var_kl", "estimator of the KL loss: kl (k1), abs, mse (k2) or low_var_kl (k3)")
+    optim: OptimConfig = key(OptimConfig, "the actor's optimizer")
+    fsdp_config: FSDPConfig = key(FSDPConfig, "how the actor is sharded")
+
+
+@dataclass
+class SamplingConfig:
+    temperature: float = key(1.0, "softmax temperature; 0 is greedy")
+    top_p: float = key(1.0, "sample from the smallest set of tokens with this probability; 1 is all")
+    top_k: int = key(-1, "sample from this many most likely tokens; -1 is all")
+    n: int = key(1, "samples per prompt")
+    do_sample: bool = key(True, "false decodes greedily")
+
+
+@dataclass
+class ValSamplingConfig(SamplingConfig):
+    temperature: float = key(0.0, "softmax temperature of validation; 0 is greedy")
+    do_sample: bool = key(False, "false decodes greedily")
+
+
+@dataclass
+class RolloutConfig(SamplingConfig):
+    name: str = key("hf", "the generation engine: hf (transformers)")
+    prompt_length: int | None = key(None, "prompt width in tokens; null means data.max_prompt_length")
+    response_length: int | None = key(None, "most new tokens of a response; null means data.max_response_length")
+    dtype: Dtype = key("auto", "dtype of the weights while generating; auto is the actor's compute dtype")
+    ignore_eos: bool = key(False, "go on to the full response length after an end token")
+    stop_token_ids: list[int] = key(list, "ids that end a response besides the model's own end tokens")
+    calculate_log_probs: bool = key(True, "keep the sampled tokens' log-probs, to compare them with the trainer's")
+    micro_batch_size: int | None = key(None, "samples generated at once by one process; null goes by memory")
+    log_prob_micro_batch_size_per_gpu: int | None = key(
+        None, "samples per forward pass of old log-probs; null means actor.ppo_micro_batch_size_per_gpu"
+    )
+    log_prob_use_dynamic_bsz: bool | None = key(
+        None, "cut these micro-batches by tokens; null means actor.use_dynamic_bsz, unless the size above is set"
+    )
+    log_prob_max_token_len_per_gpu: int | None = key(
+        None, "tokens per micro-batch, with log_prob_use_dynamic_bsz; null means actor.ppo_max_token_len_per_gpu"
+    )
+    val_kwargs: ValSamplingConfig = key(ValSamplingConfig, "sampling of validation")
+
+
+@dataclass
+class RefConfig:
+    log_prob_micro_batch_size_per_gpu: int | None = key(
+        None, "samples per forward pass; null means actor.ppo_micro_batch_size_per_gpu"
+    )
+    log_prob_use_dynamic_bsz: bool | None = key(
+        None, "cut micro-batches by tokens; null means actor.use_dynamic_bsz, unless the size above is set"
+    )
+    log_prob_max_token_len_per_gpu: int | None = key(
+        None, "tokens per micro-batch, with log_prob_use_dynamic_bsz; null means actor.ppo_max_token_len_per_gpu"
+    )
+    fsdp_config: FSDPConfig = key(FSDPConfig, "how the reference is sharded; param_offload frees it between uses")
+    unload: bool = key(False, "drop the reference from memory after every use and read it from disk again")
+
+
+@dataclass
+class ActorRolloutRefConfig:
+    model: ModelConfig = key(ModelConfig, "the policy's model")
+    actor: ActorConfig = key(ActorConfig, "training of the policy")
+    rollout: RolloutConfig = key(RolloutConfig, "generation with the policy")
+    ref: RefConfig = key(RefConfig, "the frozen reference policy")

@@ -1,0 +1,228 @@
+"""From a YAML file and `key=value` overrides to a `PPOConfig`, and back. The only place that knows omegaconf."""
+
+import difflib
+import logging
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl.config.aliases import KEY_ALIASES, newer_name, usual_value
+from verl.config.errors import ConfigError
+from verl.config.ppo import PPOConfig
+from verl.config.tree import Leaf, leaf_at, leaves, sections
+from verl.config.unsupported import UNSUPPORTED, find_unsupported
+
+logger = logging.getLogger(__name__)
+
+
+def load_config(overrides: Sequence[str] = (), config_file: str | None = None) -> PPOConfig:
+    """The dataclasses' defaults, replaced by the file's values, replaced by `overrides`.
+
+    Args:
+        overrides: `key=value`, as in launch scripts for Hydra: `+key=` and `++key=` mean the same, values may be
+            quoted, `null`, `[a, b]` or `{a: 1}`, and go to the end of the string. The last of several wins.
+        config_file: YAML with the same keys, nested or dotted; `${other.key}` is replaced by that key's value.
+
+    Raises:
+        ConfigError: lists every unknown key (with the nearest known one), unsupported setting and wrong type, and
+            where it was written; or says what is wrong with the file.
+    """
+    building = _Building()
+    if config_file is not None:
+        for setting in _file_settings(config_file):
+            building.apply(setting)
+    for override in overrides:
+        building.apply_override(override)
+    return building.finish()
+
+
+def to_dict(config: PPOConfig) -> dict[str, Any]:
+    """The config as nested plain dicts."""
+    return asdict(config)
+
+
+def to_yaml(config: PPOConfig) -> str:
+    """The config as YAML that `load_config(config_file=...)` reads back."""
+    return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where settings were written; `lines` has the line of each dotted key, if there are lines."""
+
+    name: str
+    lines: Mapping[str, int]
+
+    def of(self, written: str) -> str:
+        return f"{self.name}, line {self.lines[written]}" if written in self.lines else self.name
+
+
+_COMMAND_LINE = _Origin("command line", {})
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """The key `written` (as the user spelt it) shall be `value`."""
+
+    written: str
+    value: Any
+    origin: _Origin
+
+    @property
+    def place(self) -> str:
+        return f"{self.written} ({self.origin.of(self.written)})"
+
+    def __str__(self) -> str:
+        return f"{self.written}={'null' if self.value is None else self.value} ({self.origin.of(self.written)})"
+
+
+class _Building:
+    """A config in the making, with what was wrong and what is worth a line in the log."""
+
+    def __init__(self) -> None:
+        self.tree: DictConfig = OmegaConf.structured(PPOConfig)
+        self.problems: list[str] = []
+        self.refused: dict[str, list[str]] = defaultdict(list)
+        self.ignored: dict[str, list[str]] = defaultdict(list)
+
+    def apply_override(self, override: str) -> None:
+        written, equals, text = override.partition("=")
+        written = written.strip().removeprefix("++").removeprefix("+")
+        if written.startswith("~"):
+            self.problems.append(f"{override!r}: keys cannot be removed; set it to null, or leave it out")
+        elif not equals or not written:
+            self.problems.append(f"{override!r} is no override: write key=value")
+        else:
+            name = newer_name(written)
+            leaf = leaf_at(name)
+            value = _parse(text, leaf) if leaf is not None and leaf.path == name else _yaml_value(text)
+            self.apply(_Setting(written, value, _COMMAND_LINE))
+
+    def apply(self, setting: _Setting) -> None:
+        name, value = newer_name(setting.written), setting.value
+        leaf = leaf_at(name)
+        if leaf is not None:
+            if name != setting.written:
+                logger.warning("%s is an older name of %s", setting.written, name)
+            self._assign(name, setting, leaf)
+        elif isinstance(value, dict) and (value or name in sections()):
+            for below, item in value.items():
+                self.apply(replace(setting, written=f"{setting.written}.{below}", value=item))
+        elif row := find_unsupported(name):
+            (self.ignored if row.accepts(value) else self.refused)[row.reason].append(str(setting))
+        elif name in sections():
+            self.problems.append(f"{setting}: {name} is a section; set one of the keys below it")
+        else:
+            self.problems.append(f"unknown key {setting.place}{_suggestion(name)}")
+
+    def _assign(self, path: str, setting: _Setting, leaf: Leaf) -> None:
+        inside = path != leaf.path
+        value = setting.value if inside else usual_value(leaf.kind, setting.value)
+        if leaf.is_list and isinstance(value, str | int | float) and "${" not in str(value):
+            value = [value]
+        try:
+            OmegaConf.update(self.tree, path, value, merge=True, force_add=inside)
+        except OmegaConfBaseException:
+            self.problems.append(f"{setting}: expected {leaf.type_name}")
+
+    def finish(self) -> PPOConfig:
+        self.problems += [f"{', '.join(settings)}: not supported: {why}" for why, settings in self.refused.items()]
+        if self.problems:
+            raise ConfigError(self.problems)
+        for why, settings in self.ignored.items():
+            logger.warning("no effect: %s: %s", ", ".join(settings), why)
+        try:
+            config = OmegaConf.to_object(self.tree)
+        except OmegaConfBaseException as error:
+            # An interpolation is looked up only now, so this is where a wrong one shows.
+            raise ConfigError([f"{error.full_key}: {error.msg}"]) from error
+        assert isinstance(config, PPOConfig)
+        return config
+
+
+# ---- the command line ----
+
+
+def _parse(text: str, leaf: Leaf) -> Any:
+    """The value that `text` means for a key of this type. What is a string is taken as it stands, quotes aside.
+
+    YAML alone would read the string 2024_01 as a number and the path @file not at all.
+    """
+    text = text.strip()
+    if text == "null" or (leaf.is_optional and text in ("None", "~")):
+        return None
+    if leaf.is_open:
+        return _yaml_value(text)
+    if text.startswith("[") and (leaf.kind is Any or leaf.is_list):
+        return _strings(text)
+    return _strings(text) if text[:1] in ("'", '"') and text[-1:] == text[:1] else text
+
+
+def _strings(text: str) -> Any:
+    """YAML in which every scalar is a string; `text` itself when it is no YAML."""
+    try:
+        return yaml.load(text, Loader=yaml.BaseLoader)
+    except yaml.YAMLError:
+        return text
+
+
+def _yaml_value(text: str) -> Any:
+    """YAML with its types; `{a:1}` is a mapping, as Hydra has it, and what is no YAML is a string."""
+    spaced = re.sub(r"([{,]\s*[\w.\-]+):(?=\S)", r"\1: ", text) if text.lstrip().startswith("{") else text
+    try:
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={spaced}"]), resolve=False)["value"]  # type: ignore[index, call-overload]
+    except yaml.YAMLError:
+        return text
+
+
+# ---- the file ----
+
+
+def _file_settings(config_file: str) -> list[_Setting]:
+    """The file's settings, section by section."""
+    try:
+        text = Path(config_file).expanduser().read_text(encoding="utf-8")
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = OmegaConf.to_container(OmegaConf.create(text), resolve=False) if node is not None else {}
+    except OSError as error:
+        raise ConfigError([f"config file {config_file}: {error.strerror or error}"]) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError([f"config file {config_file}: not UTF-8 text at byte {error.start}"]) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise ConfigError([f"config file {config_file}{where}: {error.problem}"]) from error
+    if not isinstance(values, dict) or isinstance(node, yaml.ScalarNode):
+        raise ConfigError([f"config file {config_file}: expected `key: value` at the top level"])
+    origin = _Origin(config_file, dict(_lines(node, "")))
+    return [_Setting(str(name), value, origin) for name, value in values.items()]
+
+
+def _lines(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]:
+    """(dotted key, line) of every key below a YAML node."""
+    if isinstance(node, yaml.MappingNode):
+        for name, item in node.value:
+            path = f"{prefix}{name.value}"
+            yield path, name.start_mark.line + 1
+            yield from _lines(item, f"{path}.")
+
+
+def _suggestion(path: str) -> str:
+    """The known keys that are nearest to an unknown one, as the end of a sentence."""
+    known = [*leaves(), *KEY_ALIASES, *(row.pattern for row in UNSUPPORTED if "*" not in row.pattern)]
+    last = path.rpartition(".")[2]
+
+    def likeness(candidate: str) -> tuple[float, float]:
+        whole = difflib.SequenceMatcher(None, path, candidate).ratio()
+        tail = difflib.SequenceMatcher(None, last, candidate.rpartition(".")[2]).ratio()
+        return max(whole, tail), whole
+
+    best = max(known, key=likeness)
+    return f": did you mean {best}?" if likeness(best)[0] >= 0.7 else "; docs/config.md lists all keys"

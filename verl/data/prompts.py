@@ -1,0 +1,151 @@
+"""From a prompt as files write it to token ids. Imports no torch: processes that measure prompts start sooner."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Prompt = str | Sequence[Mapping[str, Any]]
+"""Text that goes to the model as it is, or a chat: messages with `role` and `content`."""
+
+# Two characters of the private use area, so that no text is taken for a mark.
+_MARK = "\ue000{}\ue001"
+_MARKED = re.compile("\ue000([0-9]+)\ue001")
+
+
+@dataclass(frozen=True)
+class PromptEncoder:
+    """Token ids of a prompt; the one way from prompt to ids, for training, validation and the overlong filter.
+
+    A chat goes through the chat template with a generation prompt; the template alone decides on a BOS. A string gets
+    what the tokenizer puts before a text (one BOS, if any) and never an EOS after it.
+
+    Attributes:
+        chat_template: replaces the tokenizer's own.
+        template_kwargs: further arguments of the template, such as `tools` or `enable_thinking`.
+    """
+
+    tokenizer: "PreTrainedTokenizerBase"
+    chat_template: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, prompt: Prompt) -> list[int]:
+        """Raises ValueError for a prompt that is neither text nor a chat, that the template refuses, or without tokens,
+        and for a chat when there is no template."""
+        ids = self._encode_text(prompt) if isinstance(prompt, str) else self._encode_chat(prompt)
+        if not ids:
+            raise ValueError("the prompt is empty: it has no tokens")
+        return ids
+
+    def _encode_text(self, text: str) -> list[int]:
+        tokenizer = self.tokenizer
+        has_bos = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
+        ids = self._tokenize(text, add_special_tokens=not has_bos)
+        if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(tokenizer.eos_token):
+            ids.pop()  # a model that has seen the end token has nothing left to say
+        return ids
+
+    def _encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Control tokens that the template writes are tokens; those that stand in a message are plain text."""
+        marked = [self._mark_control_tokens(message) for message in _checked_messages(messages)]
+        pieces = _MARKED.split(self._render(marked))
+        ids = self._tokenize(pieces[0])
+        for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
+            ids += self._tokenize(self._control_tokens[int(number)], split_special_tokens=True)
+            ids += self._tokenize(text)
+        return ids
+
+    def _render(self, messages: list[dict[str, Any]]) -> str:
+        if self.chat_template is None and not self.tokenizer.chat_template:
+            raise ValueError(
+                f"the prompt is a chat, but the tokenizer {self.tokenizer.name_or_path!r} has no chat template: set "
+                "one with data.chat_template, or write prompts as strings, which need none"
+            )
+        arguments = {"add_generation_prompt": True, **self.template_kwargs}
+        try:
+            text = self.tokenizer.apply_chat_template(
+                messages, chat_template=self.chat_template, tokenize=False, **arguments
+            )
+        except TemplateError as error:
+            raise ValueError(f"the chat template fails on this prompt: {error}") from error
+        assert isinstance(text, str)
+        return text
+
+    def _tokenize(self, text: str, add_special_tokens: bool = False, split_special_tokens: bool = False) -> list[int]:
+        # verbose=False: a prompt longer than the model's limit is the filter's business, not a warning's.
+        encoded = self.tokenizer(
+            text, add_special_tokens=add_special_tokens, split_special_tokens=split_special_tokens, verbose=False
+        )
+        return list(encoded["input_ids"])
+
+    @cached_property
+    def _control_tokens(self) -> list[str]:
+        added = self.tokenizer.added_tokens_decoder.values()
+        tokens = {token.content for token in added if token.special} | set(self.tokenizer.all_special_tokens)
+        return sorted(tokens, key=lambda token: (-len(token), token))  # the longest first, in case one begins another
+
+    @cached_property
+    def _control_pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(f"({re.escape(token)})" for token in self._control_tokens) or "(?!)")
+
+    def _mark_control_tokens(self, value: Any) -> Any:
+        """`value` with every control token in its strings replaced by a mark that holds the token's number."""
+        if isinstance(value, str):
+            return self._control_pattern.sub(lambda found: _MARK.format((found.lastindex or 0) - 1), value)
+        if isinstance(value, Mapping):
+            return {key: self._mark_control_tokens(item) for key, item in value.items()}
+        return [self._mark_control_tokens(item) for item in value] if isinstance(value, list) else value
+
+
+def pad_token_id(tokenizer: "PreTrainedTokenizerBase") -> int:
+    """The id that fills the masked cells; the EOS when there is no pad token. ValueError when there is neither."""
+    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token_id is not None:
+            return int(token_id)
+    raise ValueError(
+        f"the tokenizer {tokenizer.name_or_path!r} has neither a pad nor an EOS token: set tokenizer.pad_token"
+    )
+
+
+def truncate(ids: Sequence[int], max_length: int, side: str) -> list[int]:
+    """At most `max_length` ids: `left` keeps the last ones, `right` the first, `middle` both ends (of an odd length
+    the end gets one more). ValueError with both lengths when `side` is `error` and the prompt is longer."""
+    if len(ids) <= max_length:
+        return list(ids)
+    if side == "error":
+        raise ValueError(
+            f"the prompt has {len(ids)} tokens, but data.max_prompt_length is {max_length}: raise it, or set "
+            "data.filter_overlong_prompts=true or data.truncation to left, right or middle"
+        )
+    head = {"left": 0, "right": max_length, "middle": max_length // 2}[side]
+    return [*ids[:head], *ids[len(ids) - (max_length - head) :]]
+
+
+@contextmanager
+def located(place: str) -> Iterator[None]:
+    """Begin the message of a ValueError in the block with where the row is."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
+
+
+def _checked_messages(messages: Any) -> list[dict[str, Any]]:
+    """The messages without their null fields: an absent field of a parquet struct reads as null."""
+    if not isinstance(messages, list | tuple):
+        raise ValueError(f"a prompt must be a string or a list of messages, not a {type(messages).__name__}")
+    if not messages:
+        raise ValueError("the prompt is an empty list of messages")
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
+            raise ValueError(f"a message must have a `role` and a `content`, unlike {message!r:.200}")
+    return [
+        {key: value for key, value in message.items() if value is not None or key == "content"} for message in messages
+    ]

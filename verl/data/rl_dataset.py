@@ -1,0 +1,141 @@
+"""Prompts for reinforcement learning, as items of token ids beside whatever else their file says."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from verl.config import DataConfig
+from verl.data.files import JoinedRows, open_rows
+from verl.data.overlong import prompt_lengths
+from verl.data.prompts import PromptEncoder, located, pad_token_id, truncate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+DataFiles = str | Path | Sequence[str | Path]
+
+
+class RLHFDataset(Dataset[dict[str, Any]]):
+    """The rows of one or several files (see `verl.data.files.open_rows`) as prompts.
+
+    A row has a prompt (a chat or a string) and a `data_source`; for rule rewards also `reward_model` (a dict with
+    `ground_truth`) and optionally `extra_info`. P is `config.max_prompt_length`. An item is a dict with
+
+        input_ids, attention_mask, position_ids    int64 [P], padded on the left
+        data_source                                the value of column `config.reward_fn_key`
+        index                                      the row's `index`, that of its `extra_info`, or the row's number
+        raw_prompt                                 the prompt as written, if `config.return_raw_chat`
+        ...                                        all other columns, as written
+
+    Args:
+        data_files: paths, or one.
+        tokenizer: the policy's. Without a pad token, masked cells hold the EOS.
+        config: keys and lengths.
+        max_samples: use only the first so many rows; -1 is all. The overlong filter comes after.
+        required: further columns that every row must have.
+
+    Raises:
+        FileNotFoundError, ValueError: for a bad file, column or row (see `open_rows`); for chats without a chat
+            template; when no prompt is within `max_prompt_length` (`filter_overlong_prompts`), or, at the row, when
+            its prompt is not (`truncation="error"`).
+    """
+
+    def __init__(
+        self,
+        data_files: DataFiles,
+        tokenizer: "PreTrainedTokenizerBase",
+        config: DataConfig,
+        *,
+        max_samples: int = -1,
+        required: Sequence[str] = (),
+    ) -> None:
+        self._config = config
+        self._encode = PromptEncoder(tokenizer, config.chat_template, dict(config.apply_chat_template_kwargs))
+        self._pad_id = pad_token_id(tokenizer)
+        if tokenizer.pad_token_id is None:
+            logger.warning("tokenizer %r has no pad token: padding with its EOS", tokenizer.name_or_path)
+        self._rows = open_data(data_files, config, required)
+        # The first prompt shows what is wrong with all of them, such as a missing chat template.
+        with located(self._rows.place(0)):
+            self._encode(self._rows[0][config.prompt_key])
+        self._kept = np.arange(rows_used(len(self._rows), max_samples))
+        if config.filter_overlong_prompts:
+            self._drop_overlong()
+
+    def _drop_overlong(self) -> None:
+        config, count = self._config, len(self._kept)
+        workers = config.filter_overlong_prompts_workers
+        lengths = prompt_lengths(self._rows, count, config.prompt_key, self._encode, workers)
+        self._kept = np.flatnonzero(lengths <= config.max_prompt_length)
+        if len(self._kept) == 0:
+            raise ValueError(
+                f"all {count} prompts, the first being {self._rows.place(0)}, are longer than data.max_prompt_length="
+                f"{config.max_prompt_length} tokens: the shortest has {lengths.min()}, the longest {lengths.max()}"
+            )
+        if len(self._kept) < count:
+            logger.warning(
+                "dropped %d of %d prompts, longer than data.max_prompt_length=%d tokens (the longest has %d)",
+                count - len(self._kept),
+                count,
+                config.max_prompt_length,
+                lengths.max(),
+            )
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        number = int(self._kept[item])
+        row = self._rows[number]
+        prompt = row.pop(self._config.prompt_key)
+        with located(self._rows.place(number)):
+            ids = truncate(self._encode(prompt), self._config.max_prompt_length, self._config.truncation)
+        row["data_source"] = row[self._config.reward_fn_key]
+        row["index"] = _index(row, number)
+        if self._config.return_raw_chat:
+            row["raw_prompt"] = prompt
+        return {**row, **left_pad(ids, self._config.max_prompt_length, self._pad_id)}
+
+
+def left_pad(ids: Sequence[int], width: int, pad_id: int) -> dict[str, Tensor]:
+    """`input_ids`, `attention_mask` and `position_ids`, int64 [width]; positions count the tokens from 0."""
+    padding = width - len(ids)
+    assert padding >= 0
+    input_ids = torch.full((width,), pad_id)
+    attention_mask = torch.zeros(width, dtype=torch.int64)
+    position_ids = torch.zeros(width, dtype=torch.int64)
+    input_ids[padding:] = torch.tensor(ids)
+    attention_mask[padding:] = 1
+    position_ids[padding:] = torch.arange(len(ids))
+    return {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+
+
+def open_data(data_files: DataFiles, config: DataConfig, required: Sequence[str] = ()) -> JoinedRows:
+    """The rows of all files; every one has a prompt, a data source and the `required` columns."""
+    paths = [data_files] if isinstance(data_files, str | Path) else list(data_files or ())
+    if not paths:
+        raise ValueError("no data file is given: set the key to a path or a list of paths")
+    columns = dict.fromkeys((config.prompt_key, config.reward_fn_key, *required))
+    return JoinedRows([open_rows(path, list(columns)) for path in paths])
+
+
+def rows_used(rows: int, max_samples: int) -> int:
+    """How many of `rows` a limit leaves; -1 is no limit."""
+    if max_samples == 0 or max_samples < -1:
+        raise ValueError(f"a number of samples must be -1 (all) or at least 1, not {max_samples}")
+    return rows if max_samples == -1 else min(rows, max_samples)
+
+
+def _index(row: dict[str, Any], number: int) -> Any:
+    for source in (row, row.get("extra_info")):
+        if isinstance(source, dict) and source.get("index") is not None:
+            return source["index"]
+    return number

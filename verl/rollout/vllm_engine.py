@@ -1,0 +1,421 @@
+"""Generation with vLLM in the trainer's own process: continuous batching, and weights that come from the trainer.
+
+All requests of a batch run together; one that ends makes room for the next. The samples of a prompt share the KV cache
+of its full blocks. With tensor parallelism over t processes, the t engines of one replica run in step: each of them
+must be given the same calls.
+"""
+
+import tempfile
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from verl.rollout.base import Completion, Sampling
+from verl.rollout.vllm_setup import (
+    CPU_BLOCK_SIZE,
+    CPU_SEQUENCES,
+    generators_kept,
+    install_log_probs,
+    model_runner_of,
+    require_vllm,
+    start_engine,
+    unsupported_reason,
+    write_config,
+)
+from verl.rollout.vllm_weights import CPUKVCache, weight_errors
+from verl.utils.seeding import derive_seed
+
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
+SMALLEST_TEMPERATURE = 0.01
+"""vLLM raises lower temperatures to this one, except 0."""
+
+
+class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
+    """A `RolloutEngine` on vLLM.
+
+    A completion follows from prompt, seed and weights alone in fp32, up to the rounding of matrix products; the same
+    seed gives other tokens than the transformers engine does. Of tokens that are equally likely at the edge of
+    top-k, vLLM keeps all.
+
+    Args:
+        model: folder (config.json is enough) or Hugging Face id, from which vLLM reads the model's shape.
+        dtype: of weights and KV cache.
+        device: "cpu" or "cuda"; that of the trainer.
+        seed: what completions without seeds of their own follow from; give each replica another one.
+        max_model_len: most tokens of prompt and response together; None is the model's own limit.
+        max_num_seqs: requests that run together; None is 64 on a CPU and vLLM's choice on CUDA.
+        max_num_batched_tokens: tokens of one forward pass; None is vLLM's choice.
+        gpu_memory_utilization: share of the device's memory for weights, activations and KV cache; on a CPU, the
+            share of free memory that the KV cache may take at most.
+        enforce_eager: run without compiled graphs; None does on a CPU.
+        enable_prefix_caching: share the KV cache of equal beginnings.
+        enable_chunked_prefill: let long prompts run in pieces beside the others' decoding; None is vLLM's choice.
+        load_format: "dummy" starts without weights, which `update_weights` must bring; others read `model`.
+        tensor_parallel_size: processes that share one replica; it must divide those of the default process group, whose
+            consecutive ranks form a replica.
+        free_on_sleep: whether `sleep` gives memory back. On CUDA weights and KV cache go, and `update_weights` must
+            bring the weights again; on a CPU the KV cache goes.
+        eos_token_ids: ids that end a response, besides those of `Sampling.stop_token_ids`.
+        weight_names: names that every `update_weights` must bring; None does not check.
+        engine_kwargs: vLLM engine arguments beyond these.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        seed: int = 0,
+        *,
+        max_model_len: int | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        gpu_memory_utilization: float = 0.5,
+        enforce_eager: bool | None = None,
+        enable_prefix_caching: bool = True,
+        enable_chunked_prefill: bool | None = None,
+        load_format: str = "dummy",
+        tensor_parallel_size: int = 1,
+        free_on_sleep: bool = True,
+        eos_token_ids: Sequence[int] = (),
+        weight_names: Collection[str] | None = None,
+        engine_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        require_vllm()
+        self.device = device
+        self.tensor_parallel_size = tensor_parallel_size
+        self._check_processes()
+        self.seed = self._of_replica(seed)
+        self.version = -1 if load_format == "dummy" else 0
+        self.has_weights = load_format != "dummy"
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.weight_names = None if weight_names is None else frozenset(weight_names)
+        self._free_on_sleep = free_on_sleep
+        self._asleep: set[str] = set()
+        self._broken: str | None = None
+        self._waiting: dict[str, tuple[int, ...]] = {}
+        self._unseeded_calls = 0
+        cpu = device == "cpu"
+        arguments: dict[str, Any] = {
+            "model": str(model),
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",  # sampling comes with each request, never from the model's folder
+            "dtype": str(dtype).removeprefix("torch."),
+            "load_format": load_format,
+            "seed": 0,  # every request brings its own
+            "logprobs_mode": "processed_logprobs",
+            "max_model_len": max_model_len,
+            "max_num_seqs": CPU_SEQUENCES if max_num_seqs is None and cpu else max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "enforce_eager": cpu if enforce_eager is None else enforce_eager,
+            "enable_prefix_caching": enable_prefix_caching,
+            "enable_chunked_prefill": enable_chunked_prefill,
+            "tensor_parallel_size": tensor_parallel_size,
+            "distributed_executor_backend": "uni" if tensor_parallel_size == 1 else "external_launcher",
+            "enable_sleep_mode": free_on_sleep and not cpu,
+        }
+        extra = dict(engine_kwargs or {})
+        if cpu:
+            extra.setdefault("block_size", CPU_BLOCK_SIZE)
+        self._engine = start_engine(arguments, extra, device)
+        install_log_probs(self._engine)
+        self._runner = model_runner_of(self._engine)
+        self._cpu_cache = CPUKVCache(self._runner.kv_caches)
+        self.max_model_len: int = self._engine.model_config.max_model_len
+        self._vocab_size: int = self._engine.model_config.get_vocab_size()
+
+    @classmethod
+    def for_module(
+        cls, module: nn.Module, dtype: torch.dtype, device: str, seed: int, **settings: Any
+    ) -> "vLLMRolloutEngine":
+        """An engine of the architecture of `module`, a causal language model of transformers with full weights.
+
+        Nothing is copied: `update_weights` must bring the weights. ValueError when vLLM does not run such a model.
+        """
+        require_vllm()
+        config = getattr(module, "config", None)
+        if config is None or not hasattr(config, "save_pretrained"):
+            raise ValueError(
+                f"vLLM reads a model's shape from its transformers config, and {type(module).__name__} has none: "
+                "use rollout.name=hf"
+            )
+        architecture = type(module).__name__
+        reason = unsupported_reason(config, architecture, device, settings.get("tensor_parallel_size", 1))
+        if reason is not None:
+            raise ValueError(f"vLLM cannot run this model: {reason}; use rollout.name=hf (or auto)")
+        ends: Any = module.generation_config.eos_token_id  # type: ignore[union-attr]
+        settings.setdefault("eos_token_ids", () if ends is None else (ends,) if isinstance(ends, int) else ends)
+        settings.setdefault("weight_names", [name for name, _ in module.named_parameters()])
+        with tempfile.TemporaryDirectory() as folder:
+            write_config(config, architecture, Path(folder))
+            return cls(folder, dtype, device, seed, **settings)
+
+    # ---- weights and memory ----
+
+    def update_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Take new weights under their Hugging Face names, in any dtype, one tensor at a time; sets `version`.
+
+        Each layer is rebuilt when its last tensor has come, so that besides the tensor at hand only one layer is held
+        twice. Requests that run go on with the new weights, and what was cached under the old ones is forgotten.
+
+        ValueError for names that are unknown or missing. After any failure the engine is broken: vLLM cannot go back.
+        """
+        self._refuse_broken()
+        if WEIGHTS in self._asleep:
+            raise RuntimeError(f"the engine's weights sleep: call wake_up([{WEIGHTS!r}]) before update_weights()")
+        given: set[str] = set()
+        try:
+            with torch.no_grad():
+                self._engine.collective_rpc(
+                    "reload_weights", kwargs={"weights_iterator": _noting_names(weights, given)}
+                )
+            self._refuse_missing(given)
+        except BaseException as error:
+            self._broken = f"an update of its weights failed midway ({type(error).__name__}: {error})"
+            raise
+        self._forget_cache()
+        self.has_weights = True
+        self.version = version
+
+    def _refuse_missing(self, given: set[str]) -> None:
+        missing = sorted((self.weight_names or frozenset()) - given)
+        if missing:
+            raise ValueError(
+                f"{len(missing)} of the rollout model's {len(self.weight_names or ())} weights were not given: "
+                f"{', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}"
+            )
+
+    def weight_errors(self, weights: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
+        """For each given weight, how far the engine's own is from it (0 when they agree); see `vllm_weights`."""
+        self._refuse_broken()
+        rank = dist.get_rank() % self.tensor_parallel_size if self.tensor_parallel_size > 1 else 0
+        return weight_errors(self._runner.get_model(), weights, rank, self.tensor_parallel_size)
+
+    def sleep(self) -> None:
+        """Give memory back (see `free_on_sleep`). RuntimeError while requests run."""
+        if self._waiting:
+            raise RuntimeError(f"{len(self._waiting)} requests are running: finish or abort them before sleep()")
+        if not self._free_on_sleep or self._asleep or self._broken:
+            return
+        if self.device == "cpu":
+            self._forget_cache()
+            self._cpu_cache.free()
+            self._asleep = {KV_CACHE}
+        else:
+            self._engine.sleep(level=2)
+            self.has_weights = False
+            self._asleep = {WEIGHTS, KV_CACHE}
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take back the memory of `tags`: "weights" (before an update), "kv_cache" (before generating), None is all."""
+        chosen = self._asleep & ({WEIGHTS, KV_CACHE} if tags is None else set(tags))
+        if not chosen:
+            return
+        if self.device == "cpu":
+            self._cpu_cache.restore()
+        else:
+            self._engine.wake_up(sorted(chosen))
+        self._asleep -= chosen
+
+    def _forget_cache(self) -> None:
+        if not self._engine.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("vLLM did not drop its prefix cache: completions would mix old and new weights")
+
+    # ---- generation ----
+
+    def submit(self, request_id: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> None:
+        """Queue one completion of `prompt`; `step` returns it under `request_id`. Others may be running.
+
+        ValueError for a prompt or sampling that cannot run, an id in use, or `sampling.n` other than 1.
+        """
+        self._refuse_unready()
+        self._check(request_id, prompt, sampling)
+        if request_id in self._waiting:
+            raise ValueError(f"request id {request_id!r} is in use: give every running request its own")
+        if sampling.n != 1:
+            raise ValueError(f"a request is one completion, not n={sampling.n}: submit each with a seed of its own")
+        self._add(request_id, prompt, sampling, seed)
+
+    def step(self) -> list[tuple[str, Completion]]:
+        """Run all queued requests one step further (a token each, or a part of a prompt) and return those that ended.
+
+        RuntimeError when logits are not finite. When a step fails, all requests are dropped; the engine works on.
+        """
+        self._refuse_unready()
+        try:
+            with generators_kept(), torch.no_grad():
+                outputs = self._engine.step()
+            return [
+                (output.request_id, _completion(output, self._waiting.pop(output.request_id)))
+                for output in outputs
+                if output.finished
+            ]
+        except BaseException:
+            self._drop_all()
+            raise
+
+    def abort(self, request_id: str) -> None:
+        """Drop a request. KeyError when there is none of that id."""
+        self._waiting.pop(request_id)
+        self._engine.abort_request([request_id])
+
+    @property
+    def num_running(self) -> int:
+        """Requests that were submitted and have not ended."""
+        return len(self._waiting)
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
+    ) -> list[Completion]:
+        """See `RolloutEngine.generate`.
+
+        ValueError for a prompt that is empty, has an id outside the vocabulary or leaves no room for `max_tokens`
+        within `max_model_len`, for a wrong number of seeds, and, with tensor parallelism, when the processes of a
+        replica were given different calls. RuntimeError when the engine sleeps, has no weights or is broken, when
+        requests of `submit` are running, and when the model's logits are not finite.
+        """
+        self._refuse_unready()
+        if self._waiting:
+            raise RuntimeError(f"{len(self._waiting)} submitted requests are running: step() them to their end first")
+        for row, prompt in enumerate(prompts):
+            self._check(f"prompt {row}", prompt, sampling)
+        seeds = self._seeds(len(prompts), sampling.n, seeds)
+        self._check_replica((prompts, sampling, seeds))
+        done: dict[str, Completion] = {}
+        try:
+            for i, seed in enumerate(seeds):
+                self._add(str(i), prompts[i // sampling.n], sampling, seed)
+            while self._waiting:
+                done.update(self.step())
+        except BaseException:
+            self._drop_all()
+            raise
+        return [done[str(i)] for i in range(len(seeds))]
+
+    def _seeds(self, prompts: int, n: int, seeds: Sequence[int] | None) -> Sequence[int]:
+        if seeds is None:
+            self._unseeded_calls += 1
+            return [derive_seed(self.seed, "call", self._unseeded_calls, i) for i in range(prompts * n)]
+        if len(seeds) != prompts * n:
+            raise ValueError(
+                f"{len(seeds)} seeds for {prompts * n} completions ({prompts} prompts with n={n}): "
+                "give one for each completion"
+            )
+        return seeds
+
+    def _add(self, request_id: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> None:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        stops = sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos_token_ids)})
+        params = SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=_fold(seed),
+            stop_token_ids=stops,
+            logprobs=0,  # those of the sampled tokens alone
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._engine.add_request(request_id, {"prompt_token_ids": list(prompt)}, params)
+        self._waiting[request_id] = tuple(stops)
+
+    def _drop_all(self) -> None:
+        """Forget every request, also what a failed step may have noted as cached without computing it."""
+        self._engine.abort_request(list(self._waiting))
+        self._waiting.clear()
+        self._forget_cache()
+
+    def _check(self, what: str, prompt: Sequence[int], sampling: Sampling) -> None:
+        if len(prompt) == 0:
+            raise ValueError(f"{what} is empty: at least one token is needed")
+        for token in (min(prompt), max(prompt)):
+            if not 0 <= token < self._vocab_size:
+                raise ValueError(
+                    f"{what} has token id {token}, but the model's vocabulary has {self._vocab_size} ids "
+                    f"(0 to {self._vocab_size - 1}): do tokenizer and model belong together?"
+                )
+        if len(prompt) + sampling.max_tokens > self.max_model_len:
+            raise ValueError(
+                f"{what} has {len(prompt)} tokens; with max_tokens={sampling.max_tokens} that makes "
+                f"{len(prompt) + sampling.max_tokens}, but max_model_len is {self.max_model_len}"
+            )
+        if 0 < sampling.temperature < SMALLEST_TEMPERATURE:
+            raise ValueError(
+                f"temperature {sampling.temperature} is too low for vLLM: use at least {SMALLEST_TEMPERATURE}, or 0 (greedy)"
+            )
+
+    def _refuse_broken(self) -> None:
+        if self._broken is not None:
+            raise RuntimeError(f"the vLLM engine is broken, since {self._broken}: start the worker anew")
+
+    def _refuse_unready(self) -> None:
+        self._refuse_broken()
+        if self._asleep:
+            raise RuntimeError(f"the rollout engine sleeps ({', '.join(sorted(self._asleep))}): call wake_up() first")
+        if not self.has_weights:
+            raise RuntimeError("the rollout engine has no weights yet: call update_weights() before generating")
+
+    # ---- tensor parallelism ----
+
+    def _check_processes(self) -> None:
+        size = self.tensor_parallel_size
+        if size == 1:
+            return
+        if not dist.is_initialized():
+            raise ValueError(f"tensor_parallel_size={size} needs torch.distributed: start {size} processes")
+        if dist.get_world_size() % size:
+            raise ValueError(f"tensor_parallel_size={size} does not divide the {dist.get_world_size()} processes")
+
+    def _of_replica(self, seed: int) -> int:
+        """The seed of the replica's first process: the processes of a replica must draw the same tokens."""
+        if self.tensor_parallel_size == 1:
+            return seed
+        seeds: list[int] = [0] * dist.get_world_size()
+        dist.all_gather_object(seeds, seed)
+        return seeds[dist.get_rank() // self.tensor_parallel_size * self.tensor_parallel_size]
+
+    def _check_replica(self, call: Any) -> None:
+        if self.tensor_parallel_size == 1:
+            return
+        from vllm.distributed.parallel_state import get_tp_group
+
+        digests = [0] * self.tensor_parallel_size
+        dist.all_gather_object(digests, zlib.crc32(repr(call).encode()), group=get_tp_group().cpu_group)
+        if len(set(digests)) > 1:
+            raise ValueError(
+                f"the {self.tensor_parallel_size} processes of a replica were given different prompts, sampling or "
+                "seeds: tensor-parallel generation needs the same on each of them"
+            )
+
+
+def _noting_names(weights: Iterable[tuple[str, Tensor]], given: set[str]) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in weights:
+        given.add(name)
+        yield name, tensor
+
+
+def _fold(seed: int) -> int:
+    """64 bits in 32, since torch's CPU generator ignores the upper half of a seed."""
+    return (seed ^ (seed >> 32)) & 0xFFFFFFFF
+
+
+def _completion(output: Any, stops: Sequence[int]) -> Completion:
+    made = output.outputs[0]
+    tokens = list(made.token_ids)
+    log_probs = [entry[token].logprob for entry, token in zip(made.logprobs, tokens, strict=True)]
+    for position, value in enumerate(log_probs):
+        if not -float("inf") < value < float("inf"):
+            raise RuntimeError(
+                f"completion {output.request_id}: the model's logits at new token {position} are not finite; "
+                "its weights hold NaN or overflow in this dtype"
+            )
+    return Completion(tokens, log_probs, "stop" if tokens[-1] in stops else "length")

@@ -1,0 +1,118 @@
+"""Looking into the model that vLLM holds: its weights, against the trainer's, and its KV cache on a CPU."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# ---- weights ----
+
+
+@torch.no_grad()
+def weight_errors(
+    model: nn.Module, weights: Iterable[tuple[str, Tensor]], rank: int = 0, size: int = 1
+) -> dict[str, float]:
+    """For each weight, given under its Hugging Face name, how far it is from what `model` computes with.
+
+    Norms, biases and embeddings are compared number by number. vLLM fuses the matrices of linear layers, and on a CPU
+    repacks them so that they cannot be read back: both sides multiply them with one random vector instead, whose
+    product tells matrices apart as a checksum does. Differences are relative to the largest number; NaN is a weight not found.
+
+    Args:
+        rank, size: place of this process in its tensor-parallel group; it holds and compares its share of each matrix.
+    """
+    modules = dict(model.named_modules())
+    fused = {
+        part: (whole, list(parts))
+        for whole, parts in getattr(model, "packed_modules_mapping", {}).items()
+        for part in parts
+    }
+    errors = {}
+    for name, weight in weights:
+        path, _, kind = name.rpartition(".")
+        parent, _, leaf = path.rpartition(".")
+        whole, parts = fused.get(leaf, (leaf, []))
+        module = modules.get(f"{parent}.{whole}" if parent else whole)
+        own = getattr(module, kind, None)
+        if own is None:
+            errors[name] = float("nan")
+            continue
+        weight = weight.to(own.device, own.dtype)
+        if hasattr(module, "output_size"):
+            errors[name] = _linear_error(module, kind, weight, parts.index(leaf) if parts else None, rank, size)
+        else:
+            # A vocabulary is split over its rows and padded at its end; anything else is whole everywhere.
+            share = weight if weight.shape == own.shape else weight[rank * len(own) : (rank + 1) * len(own)]
+            errors[name] = _relative(own[: len(share)], share)
+    return errors
+
+
+def _linear_error(module: Any, kind: str, weight: Tensor, part: int | None, rank: int, size: int) -> float:
+    """The error of a bias [outputs] or matrix [outputs, inputs] of one of vLLM's linear layers.
+
+    `part` says which of the fused matrices it is; None is all of them.
+    """
+    if kind == "bias":
+        own = module.bias.to(weight.dtype)
+        return max(_relative(own[at], share) for at, share in _shares(module, weight, part, rank, size))
+    inputs = getattr(module, "input_size_per_partition", module.input_size)
+    vector = torch.randn(inputs, generator=torch.Generator().manual_seed(0)).to(weight.device, weight.dtype)
+    product = module.quant_method.apply(module, vector.unsqueeze(0), None).squeeze(0)
+    errors = []
+    # Some families of models keep their matrices as [inputs, outputs], which a square one does not tell.
+    for matrix in (weight, weight.t()):
+        if matrix.shape[1] == module.input_size:
+            columns = matrix[:, rank * inputs : (rank + 1) * inputs] if inputs < module.input_size else matrix
+            shares = _shares(module, columns, part, rank, size)
+            errors.append(max(_relative(product[at], share @ vector) for at, share in shares))
+    return min(errors, default=float("nan"))
+
+
+def _shares(module: Any, weight: Tensor, part: int | None, rank: int, size: int) -> Iterator[tuple[slice, Tensor]]:
+    """Which of this process's outputs come from which rows of `weight`."""
+    widths: list[int] = getattr(module, "output_partition_sizes", None) or [module.output_size]
+    chosen = range(len(widths)) if part is None else [part]
+    # The whole width of a part over its width here: 1 where every process holds all of it.
+    pieces = len(weight) // sum(widths[i] for i in chosen) if part is None else len(weight) // widths[part]
+    start = 0
+    for i in chosen:
+        offset, here = sum(widths[:i]), widths[i]
+        row = start + rank * pieces // size * here
+        yield slice(offset, offset + here), weight[row : row + here]
+        start += pieces * here
+
+
+def _relative(own: Tensor, given: Tensor) -> float:
+    if own.shape != given.shape:
+        return float("nan")
+    return float((own - given).abs().max() / given.abs().max().clamp_min(torch.finfo(given.dtype).tiny))
+
+
+# ---- KV cache on a CPU ----
+
+
+class CPUKVCache:
+    """The KV cache tensors of a model on a CPU, whose memory can be given back and taken again."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._tensors = list(tensors)
+        self._layouts: list[tuple[int, int, int, torch.Size, tuple[int, ...]]] = []
+
+    def free(self) -> None:
+        """Give the memory back; the values are lost. The tensors stay the same objects, since vLLM holds them."""
+        for tensor in self._tensors:
+            storage = tensor.untyped_storage()
+            layout = (storage.data_ptr(), storage.nbytes(), int(tensor.storage_offset()), tensor.shape, tensor.stride())
+            self._layouts.append(layout)
+        for tensor in self._tensors:
+            tensor.set_(torch.UntypedStorage())
+
+    def restore(self) -> None:
+        """Take memory again, all zeros (which the system hands out page by page, when they are used)."""
+        storages: dict[int, torch.UntypedStorage] = {}
+        for tensor, (address, size, offset, shape, stride) in zip(self._tensors, self._layouts, strict=True):
+            if address not in storages:
+                storages[address] = torch.zeros(size, dtype=torch.uint8).untyped_storage()
+            tensor.set_(storages[address], offset, shape, stride)
+        self._layouts.clear()

@@ -1,0 +1,104 @@
+"""Figures of a step that the driver computes from the batch. All means are over valid tokens or over rows."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl.protocol import DataProto
+from verl.rewards import validation_metrics
+
+SCORE_COLUMN = "score/"
+"""Prefix of the columns that hold what a scoring rule returned besides its score."""
+
+
+def batch_metrics(batch: DataProto, max_response_length: int) -> dict[str, float]:
+    """reward/*, response_length/*, prompt_length/*, critic/* and the advantages' spread of one batch [B, P + R]."""
+    tensors = batch.batch
+    mask = tensors["response_mask"].bool()
+    lengths = mask.sum(-1).float()
+    prompt_lengths = tensors["attention_mask"][:, : -mask.shape[1]].sum(-1).float()
+    scores = _row_sums(tensors["token_level_scores"], mask)
+    rewards = _row_sums(tensors["token_level_rewards"], mask)
+    metrics = {
+        **_spread("reward/score", scores),
+        **_spread("reward/total", rewards),
+        **_spread("response_length", lengths, sep="/"),
+        "response_length/clip_ratio": float((lengths >= max_response_length).float().mean()),
+        **_spread("prompt_length", prompt_lengths, sep="/"),
+        **_spread("actor/advantages", tensors["advantages"][mask]),
+    }
+    if "entropy" in tensors.keys():  # noqa: SIM118
+        metrics["actor/entropy"] = float(tensors["entropy"][mask].mean())
+    if "values" in tensors.keys():  # noqa: SIM118
+        values, returns = tensors["values"][mask], tensors["returns"][mask]
+        metrics |= _spread("critic/values", values) | _spread("critic/returns", returns)
+        metrics["critic/vf_explained_var"] = explained_variance(values, returns)
+    return metrics
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> float:
+    """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 is no better than a constant."""
+    spread = returns.var(unbiased=False)
+    return float(1 - (returns - values).var(unbiased=False) / spread) if spread > 0 else 0.0
+
+
+def rollout_agreement(batch: DataProto) -> dict[str, float]:
+    """How far the generation engine's log-probs are from the trainer's, over the sampled tokens.
+
+    `rollout/kl` is the k1 estimate of KL(rollout, trainer): the mean of log p_rollout - log p_trainer.
+    """
+    tensors = batch.batch
+    mask = tensors["response_mask"].bool()
+    difference = (tensors["rollout_log_probs"] - tensors["old_log_probs"])[mask]
+    if difference.numel() == 0:
+        return {}
+    return {
+        "rollout/logprob_abs_diff_mean": float(difference.abs().mean()),
+        "rollout/logprob_abs_diff_max": float(difference.abs().max()),
+        "rollout/kl": float(difference.mean()),
+    }
+
+
+def score_metrics(batches: Sequence[DataProto]) -> dict[str, float]:
+    """val/<data_source>/... of scored batches; a column that a batch lacks is None in its rows."""
+    sources: list[Any] = []
+    uids: list[Any] = []
+    scores: list[float] = []
+    names = sorted({key for batch in batches for key in batch.non_tensor_batch if key.startswith(SCORE_COLUMN)})
+    extras: dict[str, list[Any]] = {name: [] for name in names}
+    for number, batch in enumerate(batches):
+        columns = batch.non_tensor_batch
+        sources += columns["data_source"].tolist()
+        # Labels count within a batch; two batches may use the same.
+        uids += [f"{number}/{uid}" for uid in columns["uid"]]
+        scores += batch.batch["token_level_scores"].sum(-1).tolist()
+        for name, values in extras.items():
+            values += columns[name].tolist() if name in columns else [None] * len(batch)
+    return validation_metrics(sources, uids, scores, {name.removeprefix(SCORE_COLUMN): v for name, v in extras.items()})
+
+
+def throughput_metrics(batch: DataProto, seconds: float, processes: int) -> dict[str, float]:
+    """perf/*: all tokens of the batch, prompts and responses, over the seconds of the step."""
+    tokens = int(batch.batch["attention_mask"].sum())
+    return {
+        "perf/total_num_tokens": float(tokens),
+        "perf/time_per_step": seconds,
+        "perf/tokens_per_second": tokens / seconds,
+        "perf/tokens_per_second_per_process": tokens / seconds / processes,
+    }
+
+
+def _row_sums(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, values, 0).sum(-1)
+
+
+def _spread(name: str, values: Tensor, sep: str = "_") -> dict[str, float]:
+    if values.numel() == 0:
+        return {}
+    return {
+        f"{name}{sep}mean": float(values.float().mean()),
+        f"{name}{sep}max": float(values.max()),
+        f"{name}{sep}min": float(values.min()),
+    }

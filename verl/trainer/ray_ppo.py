@@ -1,0 +1,406 @@
+"""PPO, GRPO and their kin as one driver loop over worker groups.
+
+One step, as the data sees it (columns are listed in verl/protocol/schema.py):
+
+    loader -> prompts, uid, seed                                        driver
+      1 generate_sequences     responses, response_mask      <- actor_rollout
+      2 reward_fn              token_level_scores            driver (+ compute_rm_score <- rm)
+      3 compute_log_prob       old_log_probs, entropy        <- actor_rollout
+        compute_ref_log_prob   ref_log_probs                 <- ref       (with a KL term)
+        compute_values         values                        <- critic    (with a critic)
+      4 penalize_kl            token_level_rewards           driver
+        compute_advantage      advantages, returns           driver
+      5 update_critic                                        -> critic
+        update_actor           new weights                   -> actor_rollout (after critic_warmup)
+        sync_weights           trainer -> rollout engine
+      6 validate, save, log
+"""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from verl.algorithms.advantages import get_adv_estimator
+from verl.algorithms.kl import make_kl_controller
+from verl.config import PPOConfig
+from verl.config.loader import to_dict
+from verl.config.validate import resolve, validate
+from verl.data import RLHFDataset, build_dataloader
+from verl.protocol import DataProto
+from verl.rewards import RewardResult, load_reward_manager
+from verl.trainer.checkpoint import Checkpoints
+from verl.trainer.metrics import SCORE_COLUMN, batch_metrics, rollout_agreement, score_metrics, throughput_metrics
+from verl.trainer.roles import Role, needs_reference
+from verl.trainer.steps import MODEL_COLUMNS, compute_advantage, for_workers, label_prompts, penalize_kl, shuffled
+from verl.utils.metrics import merge_metrics, metric_values
+from verl.utils.seeding import derive_seed
+from verl.utils.timing import timer
+from verl.utils.tracking import Tracking
+from verl.workers.ray import RayClassWithInitArgs, RayWorkerGroup, create_colocated_worker_cls
+
+logger = logging.getLogger("verl.trainer.ppo")
+
+
+class RayPPOTrainer:
+    """Trains a policy with reinforcement learning; the estimator and the losses are chosen by `config`.
+
+    Args:
+        config: the run; resolved and checked here, before any model loads (ValueError lists what is wrong).
+        tokenizer: the policy's tokenizer.
+        role_worker_mapping: role -> Worker subclass (plain or `ray.remote(cls)`). Roles of one's own are welcome:
+            their groups are in `self.worker_groups`.
+        resource_pool_manager: which pool each role lives on. Roles of one pool share processes.
+        ray_worker_group_cls: RayWorkerGroup, or LocalWorkerGroup to run everything in this process.
+        reward_fn, val_reward_fn: DataProto -> RewardResult; by default what `config.reward` describes.
+        train_dataset, val_dataset: by default the files of `config.data`.
+        collate_fn, train_sampler: of the training loader.
+        modules: role -> nn.Module whose weights the role starts from, instead of its configured path.
+    """
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        tokenizer: Any,
+        role_worker_mapping: dict[str, Any],
+        resource_pool_manager: Any = None,
+        ray_worker_group_cls: Any = RayWorkerGroup,
+        reward_fn: Any = None,
+        val_reward_fn: Any = None,
+        train_dataset: Any = None,
+        val_dataset: Any = None,
+        collate_fn: Any = None,
+        train_sampler: Any = None,
+        modules: dict[str, torch.nn.Module] | None = None,
+    ) -> None:
+        estimator = get_adv_estimator(config.algorithm.adv_estimator)
+        self.config = resolve(config, needs_critic=estimator.needs_critic)
+        validate(self.config, needs_critic=estimator.needs_critic, needs_groups=estimator.needs_groups)
+        self.tokenizer = tokenizer
+        self.role_worker_mapping = {str(role): worker for role, worker in role_worker_mapping.items()}
+        self.resource_pool_manager = resource_pool_manager
+        self.ray_worker_group_cls = ray_worker_group_cls
+        self.modules = modules or {}
+        self._check_roles()
+
+        self.reward_fn = reward_fn or load_reward_manager(self.config.reward, tokenizer)
+        self.val_reward_fn = val_reward_fn or self.reward_fn
+        self._load_data(train_dataset, val_dataset, collate_fn, train_sampler)
+
+        self.kl_controller = make_kl_controller(self.config.algorithm.kl_ctrl)
+        self.worker_groups: dict[str, Any] = {}
+        self.global_step = 0
+        trainer = self.config.trainer
+        self.checkpoints = Checkpoints(Path(trainer.default_local_dir), trainer)
+        # Before any model loads: a tracker that cannot log in must say so now.
+        self.tracking = Tracking(
+            trainer.project_name,
+            trainer.experiment_name,
+            default_backend=trainer.logger,
+            config=to_dict(self.config),
+            directory=trainer.default_local_dir,
+        )
+
+    # ---- before the loop ----
+
+    def _check_roles(self) -> None:
+        needed = {
+            Role.ActorRollout: True,
+            Role.Critic: self.config.critic.enable,
+            Role.RefPolicy: needs_reference(self.config),
+            Role.RewardModel: self.config.reward.reward_model.enable,
+        }
+        missing = [str(role) for role, need in needed.items() if need and str(role) not in self.role_worker_mapping]
+        if missing:
+            raise ValueError(
+                f"the config needs the roles {missing}, but role_worker_mapping has {sorted(self.role_worker_mapping)}"
+            )
+
+    def _load_data(self, train_dataset: Any, val_dataset: Any, collate_fn: Any, train_sampler: Any) -> None:
+        data, trainer = self.config.data, self.config.trainer
+        seed = trainer.seed if data.seed is None else data.seed
+        # Known now, a missing column costs nothing; at the first reward it would cost a rollout.
+        required = getattr(self.reward_fn, "required_columns", ()) if self.config.reward.rule_weight else ()
+        if train_dataset is None:
+            train_dataset = RLHFDataset(
+                data.train_files, self.tokenizer, data, max_samples=data.train_max_samples, required=required
+            )
+        if val_dataset is None and data.val_files:
+            val_dataset = RLHFDataset(
+                data.val_files, self.tokenizer, data, max_samples=data.val_max_samples, required=required
+            )
+        self.train_dataloader = build_dataloader(
+            train_dataset,
+            data,
+            train=True,
+            batch_size=data.train_batch_size,
+            seed=seed,
+            sampler=train_sampler,
+            collate_fn=collate_fn,
+        )
+        self.val_dataloader = val_dataset and build_dataloader(
+            val_dataset, data, train=False, batch_size=data.val_batch_size or len(val_dataset), seed=seed
+        )
+        if trainer.total_training_steps is None:
+            trainer.total_training_steps = len(self.train_dataloader) * trainer.total_epochs
+        self.total_steps: int = trainer.total_training_steps
+
+    def init_workers(self) -> None:
+        """Start the worker groups, pool by pool, and load the models."""
+        if self.resource_pool_manager is not None:
+            self.resource_pool_manager.create_resource_pool()
+        pools: dict[int, tuple[Any, dict[str, RayClassWithInitArgs]]] = {}
+        for role, worker_cls in self.role_worker_mapping.items():
+            pool = self.resource_pool_manager and self.resource_pool_manager.get_resource_pool(role)
+            given = {"module": self.modules[role]} if role in self.modules else {}
+            init = RayClassWithInitArgs(worker_cls, config=self.config, role=role, **given)
+            pools.setdefault(id(pool), (pool, {}))[1][role] = init
+        for pool, class_dict in pools.values():
+            group = self.ray_worker_group_cls(
+                resource_pool=pool,
+                ray_cls_with_init=create_colocated_worker_cls(class_dict=class_dict),
+                timeout_s=self.config.trainer.worker_timeout_s,
+            )
+            self.worker_groups |= group.spawn(prefix_set=class_dict.keys())
+        for role, group in self.worker_groups.items():
+            logger.info("loading the model of role %s", role)
+            group.init_model()
+        groups = self.worker_groups
+        self.actor_rollout_wg = groups[Role.ActorRollout]
+        self.critic_wg = groups[Role.Critic] if self.config.critic.enable else None
+        self.ref_wg = groups[Role.RefPolicy] if needs_reference(self.config) else None
+        self.rm_wg = groups[Role.RewardModel] if self.config.reward.reward_model.enable else None
+
+    # ---- the loop ----
+
+    def fit(self) -> dict[str, float]:
+        """Run all steps. Returns the last validation's metrics (of the last step, when nothing validates)."""
+        try:
+            return self._fit()
+        finally:
+            self.tracking.finish()
+
+    def _fit(self) -> dict[str, float]:
+        config, tracking = self.config, self.tracking
+        final: dict[str, float] = {}
+        self._resume()
+        before = config.trainer.val_before_train and self.val_dataloader is not None and self.global_step == 0
+        if before or config.trainer.val_only:
+            final = self._validate()
+            tracking.log(final, step=self.global_step)
+        if config.trainer.val_only:
+            return final
+        if self.global_step >= self.total_steps:
+            logger.info("nothing to do: step %d of %d is done", self.global_step, self.total_steps)
+            return final
+
+        bar = tqdm(total=self.total_steps, initial=self.global_step, desc="steps", unit="step")
+        for prompts in self._prompt_batches():
+            metrics: dict[str, float] = {}
+            timings: dict[str, float] = {}
+            last = self.global_step == self.total_steps
+            with timer("step", timings):
+                batch = self._collect(prompts, timings, metrics)
+                self._update(batch, timings, metrics)
+            metrics |= throughput_metrics(batch, timings["step"], self.actor_rollout_wg.world_size)
+            metrics |= metric_values(merge_metrics(self.actor_rollout_wg.memory()))
+
+            if self._due(config.trainer.test_freq, last) and self.val_dataloader is not None:
+                with timer("validate", timings):
+                    final = self._validate()
+                metrics |= final
+            if self._due(config.trainer.save_freq, last):
+                with timer("save", timings):
+                    self._save()
+            metrics |= {f"timing/{name}": seconds for name, seconds in timings.items()}
+            tracking.log(metrics, step=self.global_step)
+            bar.update()
+            bar.set_postfix({"reward": f"{metrics['reward/score_mean']:.3f}"})
+            final = final or metrics
+        bar.close()
+        return final
+
+    def _collect(self, prompts: DataProto, timings: dict[str, float], metrics: dict[str, float]) -> DataProto:
+        """Steps 1 to 4: from prompts to a batch with advantages."""
+        config = self.config
+        balance = config.trainer.balance_batch
+
+        # 1. responses
+        with timer("gen", timings):
+            output = self.actor_rollout_wg.generate_sequences(self._generation_batch(prompts, validate=False))
+        batch = _without_prompt_columns(prompts).union(output)
+
+        # 2. scores
+        with timer("reward", timings):
+            batch, reward_metrics = self.score(batch, self.reward_fn)
+        metrics |= reward_metrics
+
+        # 3. log-probs and values under the weights as they are
+        model_batch = for_workers(batch, balance_batch=balance)
+        with timer("old_log_prob", timings):
+            batch = batch.union(self.actor_rollout_wg.compute_log_prob(model_batch))
+        if self.ref_wg is not None:
+            with timer("ref_log_prob", timings):
+                batch = batch.union(self.ref_wg.compute_ref_log_prob(model_batch))
+        if self.critic_wg is not None:
+            with timer("values", timings):
+                batch = batch.union(self.critic_wg.compute_values(model_batch))
+        metrics |= rollout_agreement(batch)
+
+        # 4. rewards and advantages
+        with timer("adv", timings):
+            batch = self._apply_kl(batch, metrics)
+            batch, advantage_metrics = compute_advantage(batch, config.algorithm)
+        metrics |= advantage_metrics
+        metrics |= batch_metrics(batch, config.data.max_response_length)
+        return batch
+
+    def _update(self, batch: DataProto, timings: dict[str, float], metrics: dict[str, float]) -> None:
+        """Step 5: train on the batch and bring the new weights to the rollout engine."""
+        config, n = self.config, self.config.actor_rollout_ref.rollout.n
+        balance = config.trainer.balance_batch
+        seed = derive_seed(config.trainer.seed, "shuffle", self.global_step)
+        if self.critic_wg is not None:
+            assert config.critic.ppo_mini_batch_size is not None
+            rows = shuffled(batch, seed) if config.critic.shuffle else batch
+            with timer("update_critic", timings):
+                parts = self.critic_wg.update_critic(
+                    for_workers(
+                        rows,
+                        "values",
+                        "returns",
+                        mini_batch_size=config.critic.ppo_mini_batch_size * n,
+                        balance_batch=balance,
+                    )
+                )
+            metrics |= metric_values(merge_metrics(parts))
+        if self.global_step <= config.trainer.critic_warmup:
+            return
+        actor = config.actor_rollout_ref.actor
+        columns = ["old_log_probs", "advantages", *(["ref_log_probs"] if actor.use_kl_loss else [])]
+        rows = shuffled(batch, seed) if actor.shuffle else batch
+        with timer("update_actor", timings):
+            parts = self.actor_rollout_wg.update_actor(
+                for_workers(rows, *columns, mini_batch_size=actor.ppo_mini_batch_size * n, balance_batch=balance)
+            )
+        metrics |= metric_values(merge_metrics(parts))
+        with timer("sync", timings):
+            self.actor_rollout_wg.sync_weights()
+
+    # ---- parts of a step ----
+
+    def _prompt_batches(self) -> Iterator[DataProto]:
+        """Batches of prompts from where the loader stands, until the last step; counts the steps."""
+        n, seed = self.config.actor_rollout_ref.rollout.n, self.config.trainer.seed
+        while self.global_step < self.total_steps:
+            for rows in self.train_dataloader:
+                self.global_step += 1
+                yield label_prompts(DataProto.from_single_dict(rows), self.global_step, n, seed)
+                if self.global_step >= self.total_steps:
+                    return
+
+    def _generation_batch(self, prompts: DataProto, validate: bool) -> DataProto:
+        return for_workers(
+            prompts,
+            columns=("input_ids", "attention_mask", "position_ids", "seed"),
+            validate=validate,
+            eos_token_ids=[] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id],
+            pad_token_id=self.tokenizer.pad_token_id,
+        )
+
+    def score(self, batch: DataProto, reward_fn: Any) -> tuple[DataProto, dict[str, float]]:
+        """Add `token_level_scores`: the rule's scores and the reward model's, by their weights.
+
+        What the rule returned besides its score becomes the columns `score/<name>`.
+        """
+        reward = self.config.reward
+        scores = torch.zeros(batch.batch["responses"].shape, dtype=torch.float32)
+        extras: dict[str, Any] = {}
+        metrics: dict[str, float] = {}
+        if reward.rule_weight:
+            result: RewardResult = reward_fn(batch)
+            scores = scores + reward.rule_weight * result.token_level_scores
+            extras = {f"{SCORE_COLUMN}{name}": column for name, column in result.extras.items()}
+            metrics["reward/rule_mean"] = float(result.token_level_scores.sum(-1).mean())
+        if self.rm_wg is not None:
+            raw = ["raw_prompt"] if "raw_prompt" in batch.non_tensor_batch else []
+            request = batch.select(list(MODEL_COLUMNS), raw, [])
+            rm_scores = self.rm_wg.compute_rm_score(request).batch["rm_scores"]
+            scores = scores + reward.reward_model.weight * rm_scores
+            metrics["reward/rm_mean"] = float(rm_scores.sum(-1).mean())
+        return batch.union(DataProto.from_dict({"token_level_scores": scores}, extras)), metrics
+
+    def _apply_kl(self, batch: DataProto, metrics: dict[str, float]) -> DataProto:
+        algorithm = self.config.algorithm
+        if not algorithm.use_kl_in_reward:
+            return batch.union(DataProto.from_dict({"token_level_rewards": batch.batch["token_level_scores"]}))
+        coef = self.kl_controller.value
+        batch, kl = penalize_kl(batch, coef, algorithm.kl_penalty)
+        self.kl_controller.update(current_kl=kl, n_steps=len(batch))
+        metrics["kl/reward_kl_per_response"] = kl
+        metrics["kl/coef"] = coef
+        return batch
+
+    def _due(self, frequency: int, last: bool) -> bool:
+        return frequency >= 0 and (last or (frequency > 0 and self.global_step % frequency == 0))
+
+    def _validate(self) -> dict[str, float]:
+        """Greedy (or as val_kwargs says) answers to all validation prompts, scored; metrics by data source."""
+        if self.val_dataloader is None:
+            raise ValueError("there is no validation data: set data.val_files or give val_dataset")
+        n, seed = self.config.actor_rollout_ref.rollout.val_kwargs.n, self.config.trainer.seed
+        batches: list[DataProto] = []
+        samples: list[tuple[str, str, float]] = []
+        for number, rows in enumerate(self.val_dataloader):
+            prompts = label_prompts(DataProto.from_single_dict(rows), number, n, derive_seed(seed, "validation"))
+            output = self.actor_rollout_wg.generate_sequences(self._generation_batch(prompts, validate=True))
+            batch, _ = self.score(_without_prompt_columns(prompts).union(output), self.val_reward_fn)
+            batches.append(batch)
+            missing = self.config.trainer.log_val_generations - len(samples)
+            samples += self._samples(batch[: max(missing, 0)])
+        for prompt, response, score in samples:
+            tqdm.write(f"[step {self.global_step}] score {score:g} | {prompt!r} -> {response!r}")
+        return score_metrics(batches)
+
+    def _samples(self, batch: DataProto) -> list[tuple[str, str, float]]:
+        rows = batch.batch
+        scores = rows["token_level_scores"].sum(-1).tolist()
+        return [
+            (
+                self.tokenizer.decode(rows["prompts"][row], skip_special_tokens=True),
+                self.tokenizer.decode(rows["responses"][row], skip_special_tokens=True),
+                score,
+            )
+            for row, score in enumerate(scores)
+        ]
+
+    # ---- checkpoints ----
+
+    def _save(self) -> None:
+        state = {"global_step": self.global_step, "kl_controller": self.kl_controller.state_dict()}
+        with self.checkpoints.saving(self.global_step, state, self.train_dataloader.state_dict()) as folder:
+            self.actor_rollout_wg.save_checkpoint(str(folder / "actor"), save_hf=True)
+            if self.critic_wg is not None:
+                self.critic_wg.save_checkpoint(str(folder / "critic"))
+
+    def _resume(self) -> None:
+        folder = self.checkpoints.to_resume()
+        if folder is None:
+            return
+        state, loader_state = self.checkpoints.read(folder)
+        self.actor_rollout_wg.load_checkpoint(str(folder / "actor"))
+        if self.critic_wg is not None:
+            self.critic_wg.load_checkpoint(str(folder / "critic"))
+        self.train_dataloader.load_state_dict(loader_state)
+        self.kl_controller.load_state_dict(state["kl_controller"])
+        self.global_step = state["global_step"]
+        logger.info("resumed at step %d from %s", self.global_step, folder)
+
+
+def _without_prompt_columns(prompts: DataProto) -> DataProto:
+    """The rows without what generation returns in full width."""
+    replaced = {"input_ids", "attention_mask", "position_ids", "seed"}
+    return prompts.select(batch_keys=[key for key in map(str, prompts.batch.keys()) if key not in replaced])

@@ -1,0 +1,39 @@
+"""The roles of a run and the worker that plays each."""
+
+from enum import Enum
+
+from verl.config import PPOConfig
+from verl.worker.actor_rollout import ActorRolloutWorker
+from verl.worker.base import Worker
+from verl.worker.critic import CriticWorker
+from verl.worker.reference import ReferencePolicyWorker
+from verl.worker.reward_model import RewardModelWorker
+
+
+class Role(str, Enum):  # noqa: UP042  (a str that prints as its value, on every Python that we support)
+    """Names of the roles that the trainer knows. Any other string names a role of the user's own."""
+
+    ActorRollout = "actor_rollout"
+    Critic = "critic"
+    RefPolicy = "ref"
+    RewardModel = "rm"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def needs_reference(config: PPOConfig) -> bool:
+    """Whether KL to a reference enters the reward or the loss."""
+    return config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
+
+
+def default_roles(config: PPOConfig) -> dict[str, type[Worker]]:
+    """The roles that `config` (resolved) needs, each with its standard worker."""
+    roles: dict[str, type[Worker]] = {Role.ActorRollout: ActorRolloutWorker}
+    if config.critic.enable:
+        roles[Role.Critic] = CriticWorker
+    if needs_reference(config):
+        roles[Role.RefPolicy] = ReferencePolicyWorker
+    if config.reward.reward_model.enable:
+        roles[Role.RewardModel] = RewardModelWorker
+    return roles

@@ -1,0 +1,164 @@
+"""The policy in one process: it generates with the rollout engine and trains with the training engine.
+
+    generate_sequences -> (reward, ...) -> compute_log_prob -> update_actor -> sync_weights -> generate_sequences
+
+The two engines know nothing of each other; `sync_weights` moves the weights, and generating with weights older than
+the last update is an error.
+"""
+
+from typing import Any
+
+from torch import nn
+
+from verl.config import PPOConfig
+from verl.models.policy import PolicyModel
+from verl.models.wrapper import ModelWrapper
+from verl.protocol import DataProto
+from verl.rollout import build_rollout
+from verl.rollout.base import RolloutEngine, Sampling
+from verl.rollout.batching import prompts_from, responses_to_batch
+from verl.utils.backends import resolve_dtype
+from verl.utils.metrics import Metrics
+from verl.utils.seeding import derive_seed
+from verl.worker.dispatch import Dispatch, register
+from verl.worker.losses import actor_loss
+from verl.worker.model_worker import ModelSettings, ModelWorker, micro_batching
+
+
+class ActorRolloutWorker(ModelWorker):
+    """Trains the policy and samples from it."""
+
+    def __init__(self, config: PPOConfig, role: str = "actor_rollout", module: nn.Module | None = None) -> None:
+        super().__init__(config, role, module)
+        self.weights_version = 0
+        self._rollout: RolloutEngine | None = None
+        self._rollout_version = -1
+
+    def settings(self) -> ModelSettings:
+        policy = self.config.actor_rollout_ref
+        steps = self.config.trainer.total_training_steps
+        mini_batches = -(-self.config.data.train_batch_size // policy.actor.ppo_mini_batch_size)
+        return ModelSettings(
+            model=policy.model,
+            fsdp=policy.actor.fsdp_config,
+            optim=policy.actor.optim,
+            optimizer_steps=None if steps is None else steps * mini_batches * policy.actor.ppo_epochs,
+        )
+
+    def build_module(self) -> ModelWrapper:
+        if self._given_module is not None:
+            policy = PolicyModel(self._given_module)
+        else:
+            policy = PolicyModel.load(self.settings().model, self.master_dtype())
+        rollout = self.config.actor_rollout_ref.rollout
+        dtype = rollout.dtype
+        if dtype == "auto":
+            dtype = self.settings().fsdp.mixed_precision.param_dtype
+        self._rollout = build_rollout(
+            rollout,
+            policy.hf_model,
+            dtype=resolve_dtype(dtype, self.device),
+            device=self.device,
+            seed=derive_seed(self.config.trainer.seed, "rollout", self.rank),
+        )
+        return policy
+
+    @property
+    def rollout(self) -> RolloutEngine:
+        if self._rollout is None:
+            raise RuntimeError(f"role {self.role}: init_model() must be called before anything else")
+        return self._rollout
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def init_model(self) -> None:
+        """Load the policy, its optimizer and the rollout engine, which starts with the same weights."""
+        super().init_model()
+        self.sync_weights()
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def sync_weights(self) -> None:
+        """Bring the rollout engine to the trainer's weights."""
+        with self.engine_in_use() as engine:
+            self.rollout.update_weights(engine.named_weights(), self.weights_version)
+        self._rollout_version = self.weights_version
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        """One response for each row of prompts [B, P].
+
+        `meta_info`: `pad_token_id`, `eos_token_ids`, and `validate` (sample as rollout.val_kwargs says).
+        A column `seed` [B] fixes each row's sample by itself. Returns the columns of a response (see protocol.schema).
+        """
+        if self._rollout_version != self.weights_version:
+            raise RuntimeError(
+                f"role {self.role}, rank {self.rank}: the rollout engine has weights of version "
+                f"{self._rollout_version}, the trainer is at {self.weights_version}: "
+                "call sync_weights() after update_actor()"
+            )
+        meta = prompts.meta_info
+        sampling = self._sampling(validate=meta["validate"], eos_token_ids=meta["eos_token_ids"])
+        seeds = prompts.batch["seed"].tolist() if "seed" in prompts.batch.keys() else None  # noqa: SIM118
+        self.rollout.wake_up()
+        completions = self.rollout.generate(prompts_from(prompts.batch), sampling, seeds)
+        self.rollout.sleep()
+        return DataProto(responses_to_batch(prompts.batch, completions, sampling.max_tokens, meta["pad_token_id"]))
+
+    def _sampling(self, *, validate: bool, eos_token_ids: list[int]) -> Sampling:
+        rollout = self.config.actor_rollout_ref.rollout
+        chosen = rollout.val_kwargs if validate else rollout
+        assert rollout.response_length is not None
+        ends = [] if rollout.ignore_eos else eos_token_ids
+        return Sampling(
+            max_tokens=rollout.response_length,
+            temperature=chosen.temperature if chosen.do_sample else 0.0,
+            top_p=chosen.top_p,
+            top_k=chosen.top_k,
+            ignore_eos=rollout.ignore_eos,
+            stop_token_ids=tuple(sorted({*rollout.stop_token_ids, *ends})),
+        )
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_log_prob(self, batch: DataProto) -> DataProto:
+        """`old_log_probs` and `entropy` [B, R] of the responses under the weights as they are."""
+        rollout = self.config.actor_rollout_ref.rollout
+        micro = micro_batching(
+            rollout.log_prob_micro_batch_size_per_gpu,
+            rollout.log_prob_use_dynamic_bsz,
+            rollout.log_prob_max_token_len_per_gpu,
+        )
+        outputs = self.forward_rows(batch, micro, **self._policy_kwargs(compute_entropy=True))
+        return DataProto.from_dict({"old_log_probs": outputs["log_probs"], "entropy": outputs["entropy"]})
+
+    def _policy_kwargs(self, compute_entropy: bool) -> dict[str, Any]:
+        policy = self.config.actor_rollout_ref
+        return {
+            "temperature": policy.rollout.temperature,
+            "compute_entropy": compute_entropy,
+            "remove_padding": policy.model.use_remove_padding,
+        }
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def update_actor(self, batch: DataProto) -> Metrics:
+        """Train on the mini-batches of a step; see `verl.worker.losses.actor_loss`."""
+        config = self.config.actor_rollout_ref.actor
+        assert config.loss_scale_factor is not None
+        metrics = self.train_on(
+            batch,
+            actor_loss(config, config.loss_scale_factor),
+            agg_mode=config.loss_agg_mode,
+            max_length=config.loss_scale_factor,
+            epochs=config.ppo_epochs,
+            micro=micro_batching(
+                config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu
+            ),
+            prefix="actor",
+            **self._policy_kwargs(compute_entropy=bool(config.entropy_coeff)),
+        )
+        self.weights_version += 1
+        return metrics
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def load_checkpoint(self, path: str) -> None:
+        """Load weights, optimizer and schedule, and bring the rollout engine to them."""
+        super().load_checkpoint(path)
+        self.sync_weights()

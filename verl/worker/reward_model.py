@@ -1,0 +1,54 @@
+"""A learned scorer in one process."""
+
+import torch
+from torch import nn
+
+from verl.config import PPOConfig
+from verl.models.loading import load_model_tokenizer
+from verl.models.reward import RewardScorer
+from verl.models.text import Retokenizer
+from verl.models.wrapper import ModelWrapper
+from verl.protocol import DataProto
+from verl.worker.dispatch import Dispatch, register
+from verl.worker.model_worker import ModelSettings, ModelWorker, micro_batching
+
+
+class RewardModelWorker(ModelWorker):
+    """Scores whole responses with a sequence classifier or a value-headed model.
+
+    A model with another vocabulary than the policy's, or with a chat template of its own, reads the text again
+    with its own tokenizer.
+    """
+
+    def __init__(self, config: PPOConfig, role: str = "rm", module: nn.Module | None = None) -> None:
+        super().__init__(config, role, module)
+        self._retokenizer: Retokenizer | None = None
+
+    def settings(self) -> ModelSettings:
+        rm = self.config.reward.reward_model
+        return ModelSettings(model=rm.model, fsdp=rm.fsdp)
+
+    def build_module(self) -> ModelWrapper:
+        rm, policy = self.config.reward.reward_model, self.config.actor_rollout_ref.model
+        own = load_model_tokenizer(rm.model)
+        theirs = load_model_tokenizer(policy, chat_template=self.config.data.chat_template)
+        if own.get_vocab() != theirs.get_vocab() or rm.model.tokenizer_path is not None:
+            self._retokenizer = Retokenizer(source=theirs, target=own, max_length=rm.max_length)
+        module = self._given_module
+        return RewardScorer(module) if module is not None else RewardScorer.load(rm.model, self.master_dtype())
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_rm_score(self, batch: DataProto) -> DataProto:
+        """`rm_scores` [B, R]: the score of each row at its last response token, 0 elsewhere."""
+        mask = batch.batch["response_mask"]
+        if self._retokenizer is None:
+            texts = batch.batch.select("input_ids", "attention_mask", "position_ids")
+        else:
+            texts = self._retokenizer(batch.batch, batch.non_tensor_batch.get("raw_prompt"))
+        micro = micro_batching(self.config.reward.reward_model.micro_batch_size_per_gpu, False, 0)
+        scores = self.forward_rows(DataProto(texts), micro)["scores"]
+        rows = torch.arange(len(batch))
+        last = (mask * torch.arange(1, mask.shape[1] + 1)).argmax(-1)
+        rm_scores = torch.zeros(mask.shape, dtype=torch.float32)
+        rm_scores[rows, last] = scores.float() * mask[rows, last]
+        return DataProto.from_dict({"rm_scores": rm_scores})

@@ -1,0 +1,124 @@
+"""The actors behind one group, or behind the groups of several roles."""
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from verl.protocol import DataProtoFuture
+from verl.worker.messages import Call, CallSite
+from verl.workers.classes import ClassWithInitArgs
+from verl.workers.errors import GroupStoppedError
+from verl.workers.group import Pending
+from verl.workers.ray.actor import Place, WorkerActor
+from verl.workers.ray.resource_pool import RayResourcePool, Slot
+from verl.workers.ray.waiting import Limits, RemoteCall, Waiting
+
+_SMALL = (bool, int, float, str, type(None), DataProtoFuture)
+
+
+class RayProcesses:
+    """One actor per slot of a pool, with a worker for each role in it.
+
+    The first failure that leaves ranks behind ends all actors; later calls are refused with that reason.
+    """
+
+    def __init__(
+        self, pool: RayResourcePool, classes: Mapping[str, ClassWithInitArgs], label: str, limits: Limits, start: Limits
+    ) -> None:
+        self.world_size = pool.world_size
+        self._pool = pool
+        self._label = label
+        self._limits = limits
+        self._stopped: GroupStoppedError | None = None
+        self._actors: list[Any] = []
+        self._places = [Place("not known yet", "", 0, 0)] * pool.world_size
+        slots = pool.slots()
+        pool.claim()
+        try:
+            self._actors = [self._actor(rank, slot) for rank, slot in enumerate(slots)]
+            # The actors' own nodes and ids come first, so that every later message can name them.
+            self._places = self._await([actor.place.options(num_returns=2).remote() for actor in self._actors], start)
+            packed = (ray.put({role: (c.cls, c.args, c.kwargs) for role, c in classes.items()}),)
+            self._await(
+                [
+                    actor.start.options(num_returns=2).remote(self._env(rank, slot), packed)
+                    for rank, (actor, slot) in enumerate(zip(self._actors, slots, strict=True))
+                ],
+                start,
+            )
+        except BaseException as error:
+            self._stop(error)
+            raise
+
+    def submit(self, role: str, method: str, calls: Mapping[int, Call], sources: Sequence[int]) -> Pending:
+        if self._stopped is not None:
+            raise GroupStoppedError(f"{role}.{method}: {self._stopped}") from self._stopped.__cause__
+        sent: list[RemoteCall] = []
+        try:
+            for rank, call in _put_shared(calls).items():
+                value, status = self._actors[rank].call.options(num_returns=2).remote(role, method, call)
+                sent.append(RemoteCall(value, status, self._site(role, method, rank)))
+        except Exception as error:
+            if sent:  # some ranks run and would wait for the others for ever
+                self._stop(error)
+            raise
+        waiting = Waiting(tuple(sent), len(sources), self._limits, self._stop)
+        values = {call.site.rank: call.value for call in sent}
+        return Pending([values[rank] for rank in sources], waiting, waiting.ready)
+
+    def shutdown(self) -> None:
+        self._stop(None)
+
+    def _stop(self, reason: BaseException | None) -> None:
+        """Kill all actors and refuse further calls."""
+        if self._stopped is not None:
+            return
+        why = "was shut down" if reason is None else f"was ended after {type(reason).__name__}: {reason}"
+        self._stopped = GroupStoppedError(f"the group {self._label!r} {why}")
+        self._stopped.__cause__ = reason
+        for actor in self._actors:
+            ray.kill(actor)
+        self._pool.release()
+
+    def _actor(self, rank: int, slot: Slot) -> Any:
+        return WorkerActor.options(  # type: ignore[attr-defined]
+            num_cpus=1,
+            num_gpus=1 / self._pool.max_colocate_count if self._pool.use_gpu else 0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(slot.group, slot.bundle),
+            lifetime="detached" if self._pool.detached else None,
+            name=f"{self._pool.name}:{self._label}:{rank}" if self._pool.detached else None,
+        ).remote(self._label, rank, self._limits.timeout_s)
+
+    def _env(self, rank: int, slot: Slot) -> dict[str, str]:
+        cores = len(os.sched_getaffinity(0))
+        return {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(slot.local_rank),
+            "LOCAL_WORLD_SIZE": str(slot.local_world_size),
+            "MASTER_ADDR": self._places[0].address,
+            "MASTER_PORT": str(self._places[0].port),
+            "OMP_NUM_THREADS": str(max(1, cores // slot.local_world_size)),
+        }
+
+    def _await(self, refs: Sequence[tuple[ray.ObjectRef, ray.ObjectRef]], limits: Limits) -> list[Any]:
+        sites = [self._site(self._label, "__init__", rank) for rank in range(self.world_size)]
+        calls = tuple(RemoteCall(value, status, site) for (value, status), site in zip(refs, sites, strict=True))
+        return Waiting(calls, len(calls), limits)([call.value for call in calls], None)
+
+    def _site(self, role: str, method: str, rank: int) -> CallSite:
+        place = self._places[rank]
+        return CallSite(role, method, rank, place.node, place.pid)
+
+
+def _put_shared(calls: Mapping[int, Call]) -> dict[int, Call]:
+    """The calls with what several ranks get put into the object store once, instead of once for each of them."""
+    values = [value for call in calls.values() for _, value in call.named() if not isinstance(value, _SMALL)]
+    uses = Counter(map(id, values))
+    shared = {id(value): value for value in values if uses[id(value)] > 1}
+    refs = {key: ray.put(value) for key, value in shared.items()}
+    return {rank: call.map(lambda value: refs.get(id(value), value)) for rank, call in calls.items()}

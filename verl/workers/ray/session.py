@@ -1,0 +1,87 @@
+"""Ray itself: taking a running session, or starting one and stopping it again."""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+
+
+@dataclass
+class RaySession:
+    """A connection to Ray. `owned` tells whether `ensure_ray` made it; only then does `shutdown` end it."""
+
+    owned: bool
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """End the session if it was started here. A cluster that was only joined goes on without this driver."""
+        if self.owned:
+            ray.shutdown()
+            self.owned = False
+
+
+def ensure_ray(
+    num_cpus: int | None = None, num_gpus: int | None = None, address: str | None = None, timeout_s: float = 120.0
+) -> RaySession:
+    """The running Ray session, or else a new one.
+
+    Joins the cluster at `address` (or the environment's RAY_ADDRESS) if there is one; else starts Ray on this machine
+    with `num_cpus` and `num_gpus`, which count processes that may run at once, by default what the machine has.
+
+    Raises ConnectionError for an address where nobody answers, TimeoutError when Ray takes longer than `timeout_s`.
+    """
+    if ray.is_initialized():
+        return RaySession(owned=False)
+    options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": True, "logging_level": "WARNING"}
+    target = address or os.environ.get("RAY_ADDRESS")
+    if target:
+        _check_reachable(target, timeout_s)
+        options |= {"address": target}
+    else:
+        options |= {"num_cpus": num_cpus, "num_gpus": num_gpus}
+    with _deadline(timeout_s, f"Ray did not {'answer at ' + target if target else 'start'} within {timeout_s:g} s"):
+        ray.init(**options)
+    return RaySession(owned=True)
+
+
+def _check_reachable(address: str, timeout_s: float) -> None:
+    # ray.init ends the whole process, after a minute, when nobody answers.
+    host, _, port = address.rpartition(":")
+    if not port.isdigit() or "://" in address:  # "auto", "local", a Ray client: Ray knows best
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=timeout_s).close()
+    except OSError as error:
+        raise ConnectionError(f"no Ray cluster answers at {address}: {error}") from error
+
+
+@contextmanager
+def _deadline(seconds: float, message: str) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only
+        yield
+        return
+
+    def late(number: int, frame: Any) -> None:
+        raise TimeoutError(message)
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
