@@ -24,7 +24,8 @@ from data.arithmetic import write_arithmetic  # noqa: E402
 from verl.config.loader import load_config  # noqa: E402
 from verl.models.loading import load_model_tokenizer  # noqa: E402
 from verl.trainer import RayPPOTrainer  # noqa: E402
-from verl.trainer.main_ppo import check, placement, session  # noqa: E402
+from verl.trainer.checks import checked
+from verl.trainer.main_ppo import placement, session  # noqa: E402
 from verl.trainer.roles import default_roles  # noqa: E402
 from verl.worker import Dispatch, Worker, register  # noqa: E402
 
@@ -68,7 +69,7 @@ def measure_run(folder: Path, kind: str, args: argparse.Namespace) -> tuple[floa
     """(seconds of all steps but the first, seconds inside the workers' methods in these steps)."""
     train, test = write_arithmetic(folder / "data", template="{a}+{b} is what? answer: ")
     output = folder / kind
-    config = check(
+    config = checked(
         load_config(
             [
                 f"actor_rollout_ref.model.path={folder / 'model'}",

@@ -47,9 +47,9 @@ class NoveltyWorker(Worker):
 class NoveltyTrainer(RayPPOTrainer):
     """PPO whose scores have a bonus for new answers."""
 
-    def score(self, batch: DataProto, reward_fn: object) -> tuple[DataProto, dict[str, float]]:
-        batch, metrics = super().score(batch, reward_fn)
-        if reward_fn is self.val_reward_fn:  # validation measures the task alone
+    def score(self, batch: DataProto, validate: bool = False) -> tuple[DataProto, dict[str, float]]:
+        batch, metrics = super().score(batch, validate)
+        if validate:  # validation measures the task alone
             return batch, metrics
         novelty = self.worker_groups["novelty"].compute_novelty(batch).batch["novelty"]
         last = batch.batch["response_mask"].sum(-1) - 1
@@ -68,8 +68,11 @@ def main(overrides: list[str]) -> dict[str, float]:
     tokenizer = load_model_tokenizer(config.actor_rollout_ref.model)
     trainer = NoveltyTrainer(config, tokenizer, roles, **placement(config, roles))
     with session(config):
-        trainer.init_workers()
-        return trainer.fit()
+        try:
+            trainer.init_workers()
+            return trainer.fit()
+        finally:
+            trainer.shutdown()
 
 
 if __name__ == "__main__":

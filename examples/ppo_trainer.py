@@ -23,7 +23,8 @@ from smollm2 import prepare_smollm2
 
 from verl.config import PPOConfig
 from verl.config.loader import load_config
-from verl.trainer.main_ppo import check, run
+from verl.trainer.checks import checked
+from verl.trainer.main_ppo import run
 
 OUTPUT = Path("outputs/ppo_arithmetic")
 
@@ -60,7 +61,7 @@ def config_from(overrides: list[str]) -> PPOConfig:
     if not {"data.train_files", "data.val_files"} & chosen:
         train, test = write_arithmetic(OUTPUT / "data")
         defaults += [f"data.train_files={train}", f"data.val_files={test}"]
-    return check(load_config([*defaults, *overrides]))
+    return checked(load_config([*defaults, *overrides]))
 
 
 def main(overrides: list[str]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from tensordict import TensorDict
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 # Tests never reach for the network, and tiny tensors are fastest on one thread.
@@ -104,6 +105,33 @@ def build_tiny_model(family: str = "llama", seed: int = 0, **overrides: Any) -> 
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return AutoModelForCausalLM.from_config(tiny_config(family, **overrides), attn_implementation="sdpa").eval()
+
+
+def build_ragged_batch(rows: int = 7, prompt_width: int = 5, response_width: int = 4, seed: int = 0) -> "TensorDict":
+    """Random prompts (padded on the left) and responses (padded on the right) of 1 token up to the full width.
+
+    Padding holds random ids too, and `weight` [rows, response_width] random numbers for tests to make losses of.
+    """
+    import torch
+    from tensordict import TensorDict
+
+    random = torch.Generator().manual_seed(seed)
+    width = prompt_width + response_width
+    attention_mask, response_mask = torch.zeros(rows, width).long(), torch.zeros(rows, response_width).long()
+    for row in range(rows):
+        prompt = int(torch.randint(1, prompt_width + 1, (), generator=random))
+        response = int(torch.randint(1, response_width + 1, (), generator=random))
+        attention_mask[row, prompt_width - prompt : prompt_width + response] = 1
+        response_mask[row, :response] = 1
+    return TensorDict(
+        {
+            "input_ids": torch.randint(len(SPECIAL_TOKENS), TINY_VOCAB, (rows, width), generator=random),
+            "attention_mask": attention_mask,
+            "response_mask": response_mask,
+            "weight": torch.randn(rows, response_width, generator=random),
+        },
+        batch_size=rows,
+    )
 
 
 @pytest.fixture

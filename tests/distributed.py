@@ -31,6 +31,7 @@ def load_file(path: str) -> Any:
 def run_rank(rank: int, source: str, function: str, folder: str, world_size: int, port: int) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
     torch.set_num_threads(1)
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # so that test files can import tests.conftest
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://127.0.0.1:{port}",

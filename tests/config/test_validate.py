@@ -152,11 +152,30 @@ def test_validation_needs_data() -> None:
         ("critic.loss_agg_mode=mean", f"expected one of {', '.join(LOSS_AGG_MODES)}"),
         (f"{ACTOR}.kl_loss_type=k4", f"expected one of {', '.join(KL_TYPES)}"),
         ("algorithm.kl_penalty=full", f"expected one of {', '.join(KL_TYPES)}"),
-        (f"{ROLLOUT}.name=vllm", "this version generates with transformers; use name=hf"),
+        (f"{ROLLOUT}.name=vlm", "expected one of auto, hf, vllm"),
     ],
 )
 def test_unknown_names(override: str, message: str) -> None:
     assert problems_of(override) == [f"{override}: {message}"]
+
+
+def test_the_layout_of_generation() -> None:
+    assert problems_of(f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.tensor_model_parallel_size=2") == [
+        f"{ROLLOUT}.tensor_model_parallel_size=2 does not divide the number of processes: "
+        "trainer.nnodes 1 x trainer.n_gpus_per_node 1 = 1 processes"
+    ]
+    assert problems_of(f"{ROLLOUT}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=2") == [
+        f"{ROLLOUT}.tensor_model_parallel_size=2: transformers generates with the whole model in each process; "
+        "use rollout.name=vllm"
+    ]
+    assert problems_of(f"{ROLLOUT}.max_model_len=1000", "data.max_prompt_length=512") == [
+        f"{ROLLOUT}.max_model_len=1000: a sequence may take data.max_prompt_length 512 + data.max_response_length 512 "
+        "= 1024 tokens"
+    ]
+    assert problems_of(f"{ROLLOUT}.engine_kwargs.sglang.x=1") == [
+        f"{ROLLOUT}.engine_kwargs.sglang: the one engine that takes arguments is vllm"
+    ]
+    validate(config_of(f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.tensor_model_parallel_size=2", "trainer.n_gpus_per_node=2"))
 
 
 def test_an_unknown_logger_and_a_choice_set_in_code() -> None:
@@ -181,25 +200,11 @@ def test_the_names_are_those_of_the_code_that_reads_them() -> None:
     assert set(LOGGERS) == set(BACKENDS)
 
 
-def test_micro_batches_are_cut_in_one_way() -> None:
-    assert problems_of(f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_micro_batch_size_per_gpu=2") == [
-        "actor_rollout_ref.actor.use_dynamic_bsz=True cuts micro-batches by tokens and "
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 by samples: set one of them"
-    ]
-    assert (
-        len(
-            problems_of(
-                f"{ROLLOUT}.log_prob_use_dynamic_bsz=True",
-                f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=2",
-                "critic.use_dynamic_bsz=True",
-                "critic.ppo_micro_batch_size_per_gpu=1",
-            )
-        )
-        == 2
-    )
-    # What follows the actor by itself is no contradiction.
-    validate(config_of(f"{ACTOR}.use_dynamic_bsz=True", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=2"))
-    validate(config_of(f"{ACTOR}.ppo_micro_batch_size_per_gpu=2", f"{ROLLOUT}.log_prob_use_dynamic_bsz=True"))
+def test_what_follows_the_actor_by_itself_is_no_contradiction(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        validate(config_of(f"{ACTOR}.use_dynamic_bsz=True", f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu=2"))
+        validate(config_of(f"{ACTOR}.ppo_micro_batch_size_per_gpu=2", f"{ROLLOUT}.log_prob_use_dynamic_bsz=True"))
+    assert caplog.records == []
 
 
 def test_a_micro_batch_by_tokens_holds_the_longest_sample() -> None:
@@ -301,6 +306,10 @@ def test_betas_and_resume() -> None:
         (("algorithm.use_kl_in_reward=True", f"{ACTOR}.use_kl_loss=True"), "KL to the reference counts twice"),
         ((f"{ROLLOUT}.val_kwargs.temperature=0.7",), "val_kwargs.temperature=0.7 has no effect"),
         ((f"{ROLLOUT}.val_kwargs.n=4",), "val_kwargs.n=4, but validation is greedy"),
+        (
+            (f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_micro_batch_size_per_gpu=2"),
+            "ppo_micro_batch_size_per_gpu=2 has no effect: actor_rollout_ref.actor.use_dynamic_bsz=True cuts",
+        ),
         (("trainer.resume_from_path=/x",), "trainer.resume_from_path has no effect with trainer.resume_mode=auto"),
     ],
 )

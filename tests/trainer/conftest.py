@@ -77,11 +77,12 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 def run_metrics(tmp_path: Path) -> Callable[..., list[dict[str, Any]]]:
     """`run_metrics(overrides, name)` runs in a folder of its own and returns what was logged."""
     from verl.config.loader import load_config
-    from verl.trainer.main_ppo import check, run
+    from verl.trainer.checks import checked
+    from verl.trainer.main_ppo import run
 
     def execute(overrides: list[str], name: str = "run") -> list[dict[str, Any]]:
         folder = tmp_path / name
-        run(check(load_config([*overrides, f"trainer.default_local_dir={folder}"])))
+        run(checked(load_config([*overrides, f"trainer.default_local_dir={folder}"])))
         return read_metrics(folder)
 
     return execute

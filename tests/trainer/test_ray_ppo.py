@@ -124,3 +124,89 @@ def test_several_epochs_and_shuffling(tiny_run: Callable[..., list[str]], run_me
 def test_the_reference_may_be_dropped_between_uses(tiny_run: Callable[..., list[str]], run_metrics: Run) -> None:
     kept = run_metrics(tiny_run(), "kept")
     assert_same_run(kept, run_metrics(tiny_run("actor_rollout_ref.ref.unload=true"), "dropped"), tolerance=0)
+
+
+def test_remax_subtracts_the_greedy_score(tiny_run: Callable[..., list[str]], run_metrics: Run) -> None:
+    record = run_metrics(tiny_run("algorithm.name=remax"))[-1]
+    assert "timing/gen_baseline" in record and "critic/vf_loss" not in record
+
+
+def test_gdpo_takes_the_rewards_one_by_one(
+    tiny_run: Callable[..., list[str]], run_metrics: Run, tmp_path: Path
+) -> None:
+    rewards = tmp_path / "two_rewards.py"
+    rewards.write_text(
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    letters, short = sum(c.isalpha() for c in solution_str) / 5, float(len(solution_str) < 4)\n"
+        "    return {'score': letters + short, 'letters': letters, 'short': short}\n"
+    )
+    overrides = tiny_run(
+        "algorithm.adv_estimator=gdpo",
+        "algorithm.use_kl_in_reward=false",
+        f"reward.custom_reward_function.path={rewards}",
+        "trainer.test_freq=0",
+    )
+    record = run_metrics(overrides)[-1]
+    assert record["actor/grad_norm"] > 0
+    assert "val/arithmetic/letters/mean@1" in record
+
+
+def test_gdpo_needs_several_rewards(tiny_run: Callable[..., list[str]], run_metrics: Run) -> None:
+    with pytest.raises(ValueError, match="returned a single score: return a dict"):
+        run_metrics(tiny_run("algorithm.adv_estimator=gdpo", "algorithm.use_kl_in_reward=false"))
+
+
+def test_d7_dynamic_sampling_fills_the_batch_with_groups_that_differ(
+    tiny_run: Callable[..., list[str]], run_metrics: Run
+) -> None:
+    records = run_metrics(tiny_run("algorithm.name=dapo", "algorithm.filter_groups.max_num_gen_batches=50"))
+    assert [record["step"] for record in records] == [1, 2]
+    for record in records:
+        assert record["filter_groups/tried_prompts"] >= record["filter_groups/kept_prompts"] >= 4
+        assert record["actor/grad_norm"] > 0
+
+
+def test_d7_a_source_without_differences_stops_at_its_limit(
+    tiny_run: Callable[..., list[str]], run_metrics: Run, tmp_path: Path
+) -> None:
+    constant = tmp_path / "constant.py"
+    constant.write_text("def compute_score(data_source, solution_str, ground_truth, extra_info):\n    return 1.0\n")
+    overrides = tiny_run(
+        "algorithm.name=dapo",
+        "algorithm.filter_groups.max_num_gen_batches=3",
+        f"reward.custom_reward_function.path={constant}",
+    )
+    with pytest.raises(ValueError, match="of 12 prompts in 3 batches only 0 had samples that differ in 'score'"):
+        run_metrics(overrides)
+
+
+def test_rollout_correction_between_equal_engines_changes_nothing(
+    tiny_run: Callable[..., list[str]], run_metrics: Run
+) -> None:
+    plain = run_metrics(tiny_run(), "plain")
+    corrected = run_metrics(
+        tiny_run(
+            "algorithm.rollout_correction.rollout_is=token",
+            "algorithm.rollout_correction.rollout_rs=token_k1",
+            "algorithm.rollout_correction.rollout_rs_threshold=0.5_2.0",
+        ),
+        "corrected",
+    )
+    assert corrected[0]["rollout_correction/rejected_tokens_frac"] == 0
+    assert corrected[-1]["actor/grad_norm"] == pytest.approx(plain[-1]["actor/grad_norm"], rel=1e-3)
+
+
+def test_the_rollouts_log_probs_can_be_the_old_ones(tiny_run: Callable[..., list[str]], run_metrics: Run) -> None:
+    record = run_metrics(tiny_run("algorithm.rollout_correction.bypass_mode=true"))[-1]
+    assert "timing/old_log_prob" not in record
+    assert record["actor/ppo_kl"] == pytest.approx(0, abs=0.1)
+
+
+@pytest.mark.parametrize("loss", ["clip_cov", "kl_cov", "gspo", "geo_mean", "cispo", "sapo", "gpg", "reinforce"])
+def test_every_policy_loss_trains(tiny_run: Callable[..., list[str]], run_metrics: Run, loss: str) -> None:
+    overrides = tiny_run(
+        f"actor_rollout_ref.actor.policy_loss.loss_mode={loss}",
+        "algorithm.adv_estimator=grpo",
+        "algorithm.use_kl_in_reward=false",
+    )
+    assert run_metrics(overrides)[-1]["actor/grad_norm"] > 0

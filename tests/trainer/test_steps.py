@@ -16,17 +16,17 @@ def prompts(rows: int) -> DataProto:
 
 
 def test_samples_of_a_prompt_share_its_uid_and_differ_in_seed() -> None:
-    batch = label_prompts(prompts(2), step=3, n=2, seed=1)
+    batch = label_prompts(prompts(2), draw=3, n=2, seed=1)
     assert batch.non_tensor_batch["uid"].tolist() == ["3-0", "3-0", "3-1", "3-1"]
     assert batch.batch["input_ids"].tolist() == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert len(set(batch.batch["seed"].tolist())) == 4
 
 
 def test_seeds_depend_on_seed_step_and_row_only() -> None:
-    one = label_prompts(prompts(2), step=3, n=2, seed=1).batch["seed"]
-    assert torch.equal(one, label_prompts(prompts(2), step=3, n=2, seed=1).batch["seed"])
-    assert not set(one.tolist()) & set(label_prompts(prompts(2), step=4, n=2, seed=1).batch["seed"].tolist())
-    assert not set(one.tolist()) & set(label_prompts(prompts(2), step=3, n=2, seed=2).batch["seed"].tolist())
+    one = label_prompts(prompts(2), draw=3, n=2, seed=1).batch["seed"]
+    assert torch.equal(one, label_prompts(prompts(2), draw=3, n=2, seed=1).batch["seed"])
+    assert not set(one.tolist()) & set(label_prompts(prompts(2), draw=4, n=2, seed=1).batch["seed"].tolist())
+    assert not set(one.tolist()) & set(label_prompts(prompts(2), draw=3, n=2, seed=2).batch["seed"].tolist())
 
 
 def test_workers_get_the_named_columns_and_nothing_else() -> None:

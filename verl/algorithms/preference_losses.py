@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from verl.algorithms.masked import keep_valid, masked_mean, masked_sum, promote
+from verl.algorithms.masked import keep_valid, masked_sum, promote
 from verl.algorithms.registry import add_entry, check_keywords, find_entry
+from verl.config import PreferenceLossConfig
 from verl.utils.metrics import Mean, Metrics
 
 
@@ -157,6 +158,18 @@ def get_preference_loss(name: str) -> PreferenceLoss:
     return PreferenceLoss(found, needs_reference=False)
 
 
+def loss_arguments(config: PreferenceLossConfig) -> dict[str, Any]:
+    """The keyword arguments that `config` sets; what is null there stays at the loss's own default."""
+    named = {
+        "beta": config.beta,
+        "label_smoothing": config.label_smoothing,
+        "gamma": config.simpo_gamma,
+        "desirable_weight": config.desirable_weight,
+        "undesirable_weight": config.undesirable_weight,
+    }
+    return {name: value for name, value in named.items() if value is not None} | config.loss_kwargs
+
+
 @register_preference_loss(
     "dpo",
     equation="-(1 - e) log sigmoid(beta h) - e log sigmoid(-beta h), h = log-ratio(chosen) - log-ratio(rejected)",
@@ -227,7 +240,9 @@ def simpo(pairs: PreferencePairs, *, beta: float = 2.0, gamma: float = 1.0) -> t
     return masked_sum(-logsigmoid(chosen - rejected - gamma), valid), _pair_metrics(chosen, rejected, valid)
 
 
-def kto_kl_point(log_probs: Tensor, ref_log_probs: Tensor, valid: Tensor) -> Tensor:
+def kto_kl_point(
+    log_probs: Tensor, ref_log_probs: Tensor, valid: Tensor, sum_over_ranks: Callable[[float], float] = float
+) -> Tensor:
     """KTO's reference point: max(0, mean of log p - log p_ref) over responses put after prompts of others.
 
     K. Ethayarajh et al., arXiv:2402.01306. It is one number for a whole mini-batch, taken before the cut
@@ -235,9 +250,11 @@ def kto_kl_point(log_probs: Tensor, ref_log_probs: Tensor, valid: Tensor) -> Ten
 
     Args:
         log_probs, ref_log_probs: [N], summed over the tokens of mismatched responses. valid: bool [N].
+        sum_over_ranks: adds a number up over the processes that share the mini-batch, such as `all_reduce_sum`.
     """
     log_ratios = keep_valid(promote(log_probs) - promote(ref_log_probs), valid).detach()
-    return masked_mean(log_ratios, valid).clamp(min=0)
+    total, count = sum_over_ranks(float(log_ratios.sum())), sum_over_ranks(float(valid.sum()))
+    return log_ratios.new_tensor(total / count if count else 0.0).clamp(min=0)
 
 
 @register_preference_loss(
@@ -276,7 +293,7 @@ def kto(
         "rewards/chosen": _mean(reward, valid & desirable),
         "rewards/rejected": _mean(reward, valid & ~desirable),
         "rewards/accuracies": _mean((signed.detach() > 0).float(), valid),
-        "kl_point": Mean(responses.kl_point.detach(), 1),
+        "kl_point": Mean(responses.kl_point.detach() * responses.count(), responses.count()),
     }
 
 

@@ -12,35 +12,67 @@ from verl.config.actor_rollout_ref import (
     SamplingConfig,
     ValSamplingConfig,
 )
-from verl.config.algorithm import AlgorithmConfig, KLControlConfig
+from verl.config.algorithm import AlgorithmConfig, FilterGroupsConfig, KLControlConfig, RolloutCorrectionConfig
 from verl.config.critic import CriticConfig
 from verl.config.data import DataConfig
 from verl.config.errors import ConfigError
 from verl.config.model import FSDPConfig, MixedPrecisionConfig, ModelConfig, OptimConfig
+from verl.config.offline import (
+    OfflineDataConfig,
+    PairDataConfig,
+    PreferenceDataConfig,
+    RewardDataConfig,
+    RewardModelTrainingConfig,
+    SFTConfig,
+    SFTDataConfig,
+)
 from verl.config.ppo import PPOConfig
+from verl.config.preference import (
+    PreferenceActorConfig,
+    PreferenceAlgorithmConfig,
+    PreferenceConfig,
+    PreferenceLossConfig,
+    PreferencePolicyConfig,
+)
 from verl.config.reward import CustomRewardFunctionConfig, RewardConfig, RewardManagerConfig, RewardModelConfig
-from verl.config.trainer import TrainerConfig
+from verl.config.trainer import BaseTrainerConfig, RunConfig, TrainerConfig
 
 __all__ = [
     "ActorConfig",
     "ActorRolloutRefConfig",
     "AlgorithmConfig",
+    "BaseTrainerConfig",
     "ConfigError",
     "CriticConfig",
     "CustomRewardFunctionConfig",
     "DataConfig",
     "FSDPConfig",
+    "FilterGroupsConfig",
     "KLControlConfig",
     "MixedPrecisionConfig",
     "ModelConfig",
+    "OfflineDataConfig",
     "OptimConfig",
     "PPOConfig",
+    "PairDataConfig",
     "PolicyLossConfig",
+    "PreferenceActorConfig",
+    "PreferenceAlgorithmConfig",
+    "PreferenceConfig",
+    "PreferenceDataConfig",
+    "PreferenceLossConfig",
+    "PreferencePolicyConfig",
     "RefConfig",
     "RewardConfig",
+    "RewardDataConfig",
     "RewardManagerConfig",
     "RewardModelConfig",
+    "RewardModelTrainingConfig",
     "RolloutConfig",
+    "RolloutCorrectionConfig",
+    "RunConfig",
+    "SFTConfig",
+    "SFTDataConfig",
     "SamplingConfig",
     "TrainerConfig",
     "ValSamplingConfig",

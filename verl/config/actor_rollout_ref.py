@@ -1,7 +1,7 @@
 """The policy: the model that is trained (actor), that samples (rollout) and that stays as it was (ref)."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from verl.config.keys import key
 from verl.config.model import Dtype, FSDPConfig, ModelConfig, OptimConfig
@@ -59,14 +59,37 @@ class ValSamplingConfig(SamplingConfig):
 
 @dataclass
 class RolloutConfig(SamplingConfig):
-    name: str = key("hf", "the generation engine: hf (transformers)")
+    name: str = key(
+        "hf", "the generation engine: hf (transformers), vllm, or auto: vllm where it is installed and runs the model"
+    )
     prompt_length: int | None = key(None, "prompt width in tokens; null means data.max_prompt_length")
     response_length: int | None = key(None, "most new tokens of a response; null means data.max_response_length")
     dtype: Dtype = key("auto", "dtype of the weights while generating; auto is the actor's compute dtype")
     ignore_eos: bool = key(False, "go on to the full response length after an end token")
     stop_token_ids: list[int] = key(list, "ids that end a response besides the model's own end tokens")
-    calculate_log_probs: bool = key(True, "keep the sampled tokens' log-probs, to compare them with the trainer's")
-    micro_batch_size: int | None = key(None, "samples generated at once by one process; null goes by memory")
+    micro_batch_size: int | None = key(None, "hf: samples generated at once by one process; null goes by memory")
+    tensor_model_parallel_size: int = key(1, "vllm: processes that share one copy of the model while generating")
+    max_model_len: int | None = key(None, "vllm: most tokens of a sequence; null means prompt_length + response_length")
+    max_num_seqs: int | None = key(
+        None, "vllm: sequences generated at once; null is 64 on a CPU, vLLM's choice on CUDA"
+    )
+    max_num_batched_tokens: int | None = key(None, "vllm: most tokens of one forward pass; null is vLLM's choice")
+    gpu_memory_utilization: float = key(
+        0.5, "vllm: share of the GPU for weights and KV cache; on a CPU, of free memory for the KV cache at most"
+    )
+    enforce_eager: bool | None = key(None, "vllm: run without compiled graphs; null does so on a CPU only")
+    enable_prefix_caching: bool = key(True, "vllm: compute the equal beginnings of sequences once")
+    enable_chunked_prefill: bool | None = key(None, "vllm: long prompts in pieces beside others; null is vLLM's choice")
+    load_format: Literal["dummy", "auto", "safetensors"] = key(
+        "dummy", "vllm: dummy starts without weights, as the trainer brings them; the others read model.path first"
+    )
+    free_cache_engine: bool = key(True, "vllm: give weights (on CUDA) and KV cache back while training")
+    update_weights_bucket_megabytes: int = key(512, "MiB of weights gathered at a time for the rollout engine")
+    check_weight_sync: bool = key(False, "for finding faults: compare all weights of both engines after every update")
+    max_logprob_diff: float | None = key(
+        None, "stop when a sampled token's log-prob differs by more between rollout and trainer; null never does"
+    )
+    engine_kwargs: dict[str, Any] = key(dict, "engine_kwargs.vllm.*: further engine arguments of vLLM, by its names")
     log_prob_micro_batch_size_per_gpu: int | None = key(
         None, "samples per forward pass of old log-probs; null means actor.ppo_micro_batch_size_per_gpu"
     )

@@ -6,7 +6,9 @@ from itertools import groupby
 from typing import Any
 
 from verl.config.aliases import KEY_ALIASES
+from verl.config.offline import RewardModelTrainingConfig, SFTConfig
 from verl.config.ppo import PPOConfig
+from verl.config.preference import PreferenceConfig
 from verl.config.ranges import range_of
 from verl.config.tree import Leaf, leaves
 from verl.config.unsupported import UNSET, UNSUPPORTED, Unsupported
@@ -20,9 +22,17 @@ Keys are set on the command line (`key=value`) or in a YAML file (`--config`), a
 key is an error that names the nearest one; sizes that do not fit together are refused before a model loads.
 `--dry-run` prints the config with everything filled in.
 
-Batch sizes count prompts, unless a name says otherwise: a step has `data.train_batch_size` x
+Batch sizes of a PPO run count prompts, unless a name says otherwise: a step has `data.train_batch_size` x
 `actor_rollout_ref.rollout.n` samples. Sizes that end in `_per_gpu` count what one process handles at once.
 """
+
+ROOTS: dict[str, tuple[type, str]] = {
+    "main_ppo": (PPOConfig, "reinforcement learning"),
+    "main_sft": (SFTConfig, "supervised fine-tuning"),
+    "main_reward_model": (RewardModelTrainingConfig, "training of a reward model on pairs of answers"),
+    "main_preference": (PreferenceConfig, "preference learning without rollouts: DPO, KTO and kin"),
+}
+"""Command (`python -m verl.trainer.<name>`) -> the root of its config, and what it does."""
 
 KEY_HEADER = "| key | type | default | meaning |\n|---|---|---|---|\n"
 
@@ -47,18 +57,23 @@ the second column, and otherwise refused. `*` stands for anything.
 
 def render() -> str:
     """The whole page as Markdown."""
-    meanings = {field.name: field.metadata["doc"] for field in fields(PPOConfig)}
     parts = [INTRODUCTION]
-    for section, members in groupby(leaves().values(), key=lambda leaf: leaf.path.partition(".")[0]):
-        parts.append(
-            f"\n## `{section}`: {meanings[section]}\n\n| key | type | default | meaning |\n|---|---|---|---|\n"
-        )
-        parts.extend(_row(leaf) for leaf in members)
+    for command, (root, what) in ROOTS.items():
+        parts.append(f"\n## `python -m verl.trainer.{command}`: {what}\n")
+        parts.extend(_sections(root))
     parts.append("\n" + ELSEWHERE)
     parts.extend(f"| `{older}` | `{newer}` |\n" for older, newer in sorted(KEY_ALIASES.items()))
     parts.append(NOT_HERE)
     parts.extend(_unsupported_rows())
     return "".join(parts)
+
+
+def _sections(root: Any) -> Iterator[str]:
+    """A heading and a table for each section below `root`."""
+    meanings = {field.name: field.metadata["doc"] for field in fields(root)}
+    for section, members in groupby(leaves(root).values(), key=lambda leaf: leaf.path.partition(".")[0]):
+        yield f"\n### `{section}`: {meanings[section]}\n\n{KEY_HEADER}"
+        yield from map(_row, members)
 
 
 def _row(leaf: Leaf) -> str:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -16,16 +16,25 @@ from omegaconf.errors import OmegaConfBaseException
 from verl.config.aliases import KEY_ALIASES, newer_name, usual_value
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
+from verl.config.presets import PRESETS, preset_problems
 from verl.config.tree import Leaf, leaf_at, leaves, sections
 from verl.config.unsupported import UNSUPPORTED, find_unsupported
 
 logger = logging.getLogger(__name__)
 
+Root = TypeVar("Root")
+
 
 def load_config(overrides: Sequence[str] = (), config_file: str | None = None) -> PPOConfig:
-    """The dataclasses' defaults, replaced by the file's values, replaced by `overrides`.
+    """`load` of a PPO run."""
+    return load(PPOConfig, overrides, config_file)
+
+
+def load(root: type[Root], overrides: Sequence[str] = (), config_file: str | None = None) -> Root:
+    """An instance of the dataclass `root`: its defaults, replaced by the file's values, replaced by `overrides`.
 
     Args:
+        root: the root of a run's config, such as `PPOConfig`.
         overrides: `key=value`, as in launch scripts for Hydra: `+key=` and `++key=` mean the same, values may be
             quoted, `null`, `[a, b]` or `{a: 1}`, and go to the end of the string. The last of several wins.
         config_file: YAML with the same keys, nested or dotted; `${other.key}` is replaced by that key's value.
@@ -34,22 +43,24 @@ def load_config(overrides: Sequence[str] = (), config_file: str | None = None) -
         ConfigError: lists every unknown key (with the nearest known one), unsupported setting and wrong type, and
             where it was written; or says what is wrong with the file.
     """
-    building = _Building()
+    building = _Building(root)
     if config_file is not None:
         for setting in _file_settings(config_file):
             building.apply(setting)
     for override in overrides:
         building.apply_override(override)
-    return building.finish()
+    config = building.finish()
+    assert isinstance(config, root)
+    return config
 
 
-def to_dict(config: PPOConfig) -> dict[str, Any]:
+def to_dict(config: Any) -> dict[str, Any]:
     """The config as nested plain dicts."""
     return asdict(config)
 
 
-def to_yaml(config: PPOConfig) -> str:
-    """The config as YAML that `load_config(config_file=...)` reads back."""
+def to_yaml(config: Any) -> str:
+    """The config as YAML that `load(config_file=...)` reads back."""
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
 
 
@@ -86,11 +97,13 @@ class _Setting:
 class _Building:
     """A config in the making, with what was wrong and what is worth a line in the log."""
 
-    def __init__(self) -> None:
-        self.tree: DictConfig = OmegaConf.structured(PPOConfig)
+    def __init__(self, root: type) -> None:
+        self.root = root
+        self.tree: DictConfig = OmegaConf.structured(root)
         self.problems: list[str] = []
         self.refused: dict[str, list[str]] = defaultdict(list)
         self.ignored: dict[str, list[str]] = defaultdict(list)
+        self.chosen: dict[str, Any] = {}
 
     def apply_override(self, override: str) -> None:
         written, equals, text = override.partition("=")
@@ -101,26 +114,26 @@ class _Building:
             self.problems.append(f"{override!r} is no override: write key=value")
         else:
             name = newer_name(written)
-            leaf = leaf_at(name)
+            leaf = leaf_at(name, self.root)
             value = _parse(text, leaf) if leaf is not None and leaf.path == name else _yaml_value(text)
             self.apply(_Setting(written, value, _COMMAND_LINE))
 
     def apply(self, setting: _Setting) -> None:
         name, value = newer_name(setting.written), setting.value
-        leaf = leaf_at(name)
+        leaf = leaf_at(name, self.root)
         if leaf is not None:
             if name != setting.written:
                 logger.warning("%s is an older name of %s", setting.written, name)
             self._assign(name, setting, leaf)
-        elif isinstance(value, dict) and (value or name in sections()):
+        elif isinstance(value, dict) and (value or name in sections(self.root)):
             for below, item in value.items():
                 self.apply(replace(setting, written=f"{setting.written}.{below}", value=item))
         elif row := find_unsupported(name):
             (self.ignored if row.accepts(value) else self.refused)[row.reason].append(str(setting))
-        elif name in sections():
+        elif name in sections(self.root):
             self.problems.append(f"{setting}: {name} is a section; set one of the keys below it")
         else:
-            self.problems.append(f"unknown key {setting.place}{_suggestion(name)}")
+            self.problems.append(f"unknown key {setting.place}{_suggestion(name, self.root)}")
 
     def _assign(self, path: str, setting: _Setting, leaf: Leaf) -> None:
         inside = path != leaf.path
@@ -129,10 +142,22 @@ class _Building:
             value = [value]
         try:
             OmegaConf.update(self.tree, path, value, merge=True, force_add=inside)
+            self.chosen[path] = value
         except OmegaConfBaseException:
             self.problems.append(f"{setting}: expected {leaf.type_name}")
 
-    def finish(self) -> PPOConfig:
+    def _apply_preset(self) -> None:
+        """The keys that `algorithm.name` stands for, but for those that the user set."""
+        name = self.chosen.get("algorithm.name")
+        if name is None or self.root is not PPOConfig:
+            return
+        self.problems += preset_problems(name, self.chosen)
+        for path, value in PRESETS.get(name, {}).items():
+            if path not in self.chosen:
+                OmegaConf.update(self.tree, path, value)
+
+    def finish(self) -> Any:
+        self._apply_preset()
         self.problems += [f"{', '.join(settings)}: not supported: {why}" for why, settings in self.refused.items()]
         if self.problems:
             raise ConfigError(self.problems)
@@ -143,7 +168,6 @@ class _Building:
         except OmegaConfBaseException as error:
             # An interpolation is looked up only now, so this is where a wrong one shows.
             raise ConfigError([f"{error.full_key}: {error.msg}"]) from error
-        assert isinstance(config, PPOConfig)
         return config
 
 
@@ -214,9 +238,11 @@ def _lines(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]:
             yield from _lines(item, f"{path}.")
 
 
-def _suggestion(path: str) -> str:
+def _suggestion(path: str, root: type) -> str:
     """The known keys that are nearest to an unknown one, as the end of a sentence."""
-    known = [*leaves(), *KEY_ALIASES, *(row.pattern for row in UNSUPPORTED if "*" not in row.pattern)]
+    known = list(leaves(root))
+    if root is PPOConfig:
+        known += [*KEY_ALIASES, *(row.pattern for row in UNSUPPORTED if "*" not in row.pattern)]
     last = path.rpartition(".")[2]
 
     def likeness(candidate: str) -> tuple[float, float]:

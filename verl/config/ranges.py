@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
-from verl.config.ppo import PPOConfig
 from verl.config.tree import leaves, value_at
 
 
@@ -48,6 +48,7 @@ COUNT_OR_ALL = Range(low=1, also=-1)
 RANGES: dict[str, Range] = {
     "data.train_batch_size": COUNT,
     "data.val_batch_size": COUNT,
+    "data.max_length": COUNT,
     "data.max_prompt_length": COUNT,
     "data.max_response_length": COUNT,
     "data.filter_overlong_prompts_workers": COUNT,
@@ -66,13 +67,13 @@ RANGES: dict[str, Range] = {
     "*.actor.entropy_coeff": ANY_NUMBER,
     "*.actor.kl_loss_coef": NOT_NEGATIVE,
     "critic.cliprange_value": NOT_NEGATIVE,
-    "*.optim.lr": POSITIVE,
-    "*.optim.eps": POSITIVE,
-    "*.optim.weight_decay": NOT_NEGATIVE,
-    "*.optim.clip_grad": NOT_NEGATIVE,
-    "*.optim.lr_warmup_steps": Range(low=0, also=-1),
-    "*.optim.lr_warmup_steps_ratio": SHARE,
-    "*.optim.min_lr_ratio": SHARE,
+    "*optim.lr": POSITIVE,
+    "*optim.eps": POSITIVE,
+    "*optim.weight_decay": NOT_NEGATIVE,
+    "*optim.clip_grad": NOT_NEGATIVE,
+    "*optim.lr_warmup_steps": Range(low=0, also=-1),
+    "*optim.lr_warmup_steps_ratio": SHARE,
+    "*optim.min_lr_ratio": SHARE,
     "*.fsdp_size": COUNT_OR_ALL,
     "*.rollout.prompt_length": COUNT,
     "*.rollout.response_length": COUNT,
@@ -80,9 +81,30 @@ RANGES: dict[str, Range] = {
     "*.rollout.*top_p": Range(low=0, high=1, above=True),
     "*.rollout.*top_k": COUNT_OR_ALL,
     "*.rollout.n": COUNT,
+    "*.rollout.tensor_model_parallel_size": COUNT,
+    "*.rollout.max_model_len": COUNT,
+    "*.rollout.max_num_*": COUNT,
+    "*.rollout.gpu_memory_utilization": Range(low=0, high=1, above=True),
+    "*.rollout.update_weights_bucket_megabytes": COUNT,
+    "*.rollout.max_logprob_diff": POSITIVE,
     "*.rollout.val_kwargs.n": COUNT,
     "reward.reward_model.max_length": COUNT,
     "reward.*weight": ANY_NUMBER,
+    "reward.num_workers": NOT_NEGATIVE,
+    "reward.*timeout_s": POSITIVE,
+    "reward.default_score": ANY_NUMBER,
+    "reward.reward_kwargs.max_resp_len": COUNT,
+    "reward.reward_kwargs.overlong_buffer_cfg.len": COUNT,
+    "reward.reward_kwargs.overlong_buffer_cfg.penalty_factor": NOT_NEGATIVE,
+    "reward.judge.rate": POSITIVE,
+    "reward.judge.concurrency": COUNT,
+    "reward.judge.retries": NOT_NEGATIVE,
+    "reward.judge.max_tokens": COUNT,
+    "reward.judge.temperature": NOT_NEGATIVE,
+    "algorithm.beta": POSITIVE,
+    "algorithm.label_smoothing": Range(low=0, high=0.5, below=True),
+    "algorithm.simpo_gamma": ANY_NUMBER,
+    "algorithm.*desirable_weight": NOT_NEGATIVE,
     "algorithm.gamma": SHARE,
     "algorithm.lam": SHARE,
     "algorithm.kl_ctrl.kl_coef": NOT_NEGATIVE,
@@ -104,9 +126,9 @@ def range_of(path: str) -> Range | None:
     return next((allowed for pattern, allowed in RANGES.items() if fnmatchcase(path, pattern)), None)
 
 
-def out_of_range(config: PPOConfig) -> Iterator[str]:
+def out_of_range(config: Any) -> Iterator[str]:
     """A sentence for each number that its key cannot hold."""
-    for path, leaf in leaves().items():
+    for path, leaf in leaves(type(config)).items():
         allowed, value = range_of(path), value_at(config, path)
         if allowed is None or value is None:
             continue

@@ -6,6 +6,7 @@ from verl.config.actor_rollout_ref import ActorConfig, RefConfig, RolloutConfig
 from verl.config.critic import CriticConfig
 from verl.config.model import ModelConfig
 from verl.config.ppo import PPOConfig
+from verl.config.preference import PreferenceActorConfig
 
 
 def resolve(config: PPOConfig, needs_critic: bool | None = None) -> PPOConfig:
@@ -21,8 +22,8 @@ def resolve(config: PPOConfig, needs_critic: bool | None = None) -> PPOConfig:
     policy = config.actor_rollout_ref
     _resolve_actor(policy.actor, config.data.max_response_length)
     _resolve_rollout(config)
-    _resolve_log_probs(policy.rollout, policy.actor)
-    _resolve_log_probs(policy.ref, policy.actor)
+    resolve_log_probs(policy.rollout, policy.actor)
+    resolve_log_probs(policy.ref, policy.actor)
     _resolve_critic(config.critic, policy.actor, policy.model)
     if config.critic.enable is None:
         config.critic.enable = needs_critic
@@ -49,11 +50,13 @@ def _resolve_rollout(config: PPOConfig) -> None:
         rollout.prompt_length = config.data.max_prompt_length
     if rollout.response_length is None:
         rollout.response_length = config.data.max_response_length
+    if rollout.max_model_len is None:
+        rollout.max_model_len = rollout.prompt_length + rollout.response_length
     if rollout.dtype == "auto":
         rollout.dtype = config.actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype
 
 
-def _resolve_log_probs(section: RolloutConfig | RefConfig, actor: ActorConfig) -> None:
+def resolve_log_probs(section: RolloutConfig | RefConfig, actor: ActorConfig | PreferenceActorConfig) -> None:
     rows = section.log_prob_micro_batch_size_per_gpu
     if section.log_prob_use_dynamic_bsz is None:
         section.log_prob_use_dynamic_bsz = actor.use_dynamic_bsz and rows is None

@@ -49,22 +49,25 @@ class Leaf:
         return f"{name} or null" if self.is_optional else name
 
 
-@cache
-def leaves() -> dict[str, Leaf]:
-    """Every key of `PPOConfig` by its dotted name, in the order of the dataclasses."""
-    return {leaf.path: leaf for leaf in _walk(PPOConfig(), "")}
+def leaves(root: type = PPOConfig) -> dict[str, Leaf]:
+    """Every key below the dataclass `root` by its dotted name, in the order of the dataclasses."""
+    return _leaves(root)
 
 
 @cache
-def sections() -> frozenset[str]:
+def _leaves(root: type) -> dict[str, Leaf]:
+    return {leaf.path: leaf for leaf in _walk(root(), "")}
+
+
+def sections(root: type = PPOConfig) -> frozenset[str]:
     """Every dotted name that has keys below it."""
-    parts = (path.split(".") for path in leaves())
+    parts = (path.split(".") for path in leaves(root))
     return frozenset(".".join(part[:depth]) for part in parts for depth in range(1, len(part)))
 
 
-def leaf_at(path: str) -> Leaf | None:
+def leaf_at(path: str, root: type = PPOConfig) -> Leaf | None:
     """The leaf that `path` sets: itself, or the mapping with keys of the user's own that holds it."""
-    known = leaves()
+    known = leaves(root)
     if path in known:
         return known[path]
     parts = path.split(".")
@@ -75,9 +78,9 @@ def leaf_at(path: str) -> Leaf | None:
     return None
 
 
-def value_at(config: PPOConfig, path: str) -> Any:
+def value_at(config: Any, path: str) -> Any:
     """The value of a dotted key."""
-    value: Any = config
+    value = config
     for name in path.split("."):
         value = getattr(value, name)
     return value

@@ -45,26 +45,17 @@ _ACTOR = "actor_rollout_ref.actor"
 UNSUPPORTED: tuple[Unsupported, ...] = (
     # ---- generation ----
     *_because(
-        "generation runs inside each training process, one replica per process; "
-        "parallel inference needs the vLLM rollout, which is not part of this version",
+        "a replica of the rollout engine spans the tensor_model_parallel_size processes that train, and there are as "
+        "many replicas as fit; other ways to split it are not part of this version",
         {
-            f"{_ROLLOUT}.tensor_model_parallel_size": (1,),
             f"{_ROLLOUT}.data_parallel_size": (1,),
             f"{_ROLLOUT}.expert_parallel_size": (1,),
             f"{_ROLLOUT}.pipeline_model_parallel_size": (1,),
         },
     ),
     *_because(
-        "it tunes the memory and scheduling of an inference server; the transformers rollout has none",
+        "vLLM runs in the trainer's processes with its own choice; set it in rollout.engine_kwargs.vllm",
         {
-            f"{_ROLLOUT}.gpu_memory_utilization": ANY,
-            f"{_ROLLOUT}.enforce_eager": ANY,
-            f"{_ROLLOUT}.free_cache_engine": ANY,
-            f"{_ROLLOUT}.enable_chunked_prefill": ANY,
-            f"{_ROLLOUT}.enable_prefix_caching": ANY,
-            f"{_ROLLOUT}.max_num_batched_tokens": ANY,
-            f"{_ROLLOUT}.max_num_seqs": ANY,
-            f"{_ROLLOUT}.max_model_len": ANY,
             f"{_ROLLOUT}.disable_log_stats": ANY,
             f"{_ROLLOUT}.multi_stage_wake_up": ANY,
             f"{_ROLLOUT}.cudagraph_capture_sizes": ANY,
@@ -73,17 +64,15 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         },
     ),
     *_because(
-        "the rollout gets its weights from the trainer in memory",
-        {
-            f"{_ROLLOUT}.load_format": ANY,
-            f"{_ROLLOUT}.layered_summon": ANY,
-            f"{_ROLLOUT}.update_weights_bucket_megabytes": ANY,
-            f"{_ROLLOUT}.checkpoint_engine.*": ANY,
-        },
+        "the log-probs of sampled tokens are always kept and compared with the trainer's",
+        {f"{_ROLLOUT}.calculate_log_probs": ANY},
     ),
     *_because(
-        "arguments of an inference engine need that engine; this version generates with transformers",
-        {f"{_ROLLOUT}.engine_kwargs": UNSET, f"{_ROLLOUT}.engine_kwargs.*": UNSET},
+        "the rollout gets its weights from the trainer in memory",
+        {
+            f"{_ROLLOUT}.layered_summon": ANY,
+            f"{_ROLLOUT}.checkpoint_engine.*": ANY,
+        },
     ),
     *_because(
         "generation is synchronous: asynchronous and agent rollouts are not part of this version",
@@ -200,19 +189,12 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     ),
     # ---- the algorithm ----
     *_because(
-        "corrections by importance weights between rollout and trainer are not part of this version",
-        {
-            "algorithm.rollout_correction.rollout_is": UNSET,
-            "algorithm.rollout_correction.rollout_rs": UNSET,
-            "algorithm.rollout_correction.bypass_mode": OFF,
-            "algorithm.rollout_correction.*": ANY,
-            "algorithm.rollout_is": OFF,
-            f"{_ACTOR}.tis_imp_ratio_cap": (-1, None),
-        },
+        "corrections between rollout and trainer are set in algorithm.rollout_correction.{rollout_is, rollout_rs, ...}",
+        {"algorithm.rollout_is": OFF, f"{_ACTOR}.tis_imp_ratio_cap": (-1, None)},
     ),
     *_because(
-        "dynamic sampling is not part of this version",
-        {"algorithm.filter_groups.enable": OFF, "algorithm.filter_groups.*": ANY, "data.gen_batch_size": UNSET},
+        "dynamic sampling draws batches of data.train_batch_size prompts",
+        {"data.gen_batch_size": UNSET},
     ),
     *_because(
         "preference feedback PPO is not part of this version",
@@ -267,23 +249,7 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
     ),
     # ---- rewards ----
     *_because(
-        "overlong reward shaping is not part of this version",
-        {
-            "reward.reward_kwargs.overlong_buffer_cfg.enable": OFF,
-            "reward.reward_kwargs.overlong_buffer_cfg.*": ANY,
-            "reward.reward_kwargs.max_resp_len": ANY,
-        },
-    ),
-    *_because(
-        "arguments of a reward function go to reward.custom_reward_function.reward_kwargs",
-        {"reward.reward_kwargs": UNSET, "reward.reward_kwargs.*": UNSET},
-    ),
-    *_because(
-        "rewards are computed in the driver, before training goes on",
-        {"reward.launch_reward_fn_async": OFF, "reward.num_workers": ANY},
-    ),
-    *_because(
-        "running code in a sandbox is not part of this version",
+        "code is run in a local subprocess with limits, not by a sandbox server",
         {"reward.sandbox_fusion.url": UNSET, "reward.sandbox_fusion.*": ANY},
     ),
     *_because(

@@ -3,19 +3,21 @@
 import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from verl.config.errors import ConfigError
 from verl.config.model import OptimConfig
 from verl.config.ppo import PPOConfig
 from verl.config.ranges import out_of_range
 from verl.config.resolve import resolve
+from verl.config.trainer import BaseTrainerConfig, RunConfig
 from verl.config.tree import leaves, value_at
 
 __all__ = ["resolve", "validate"]
 
 logger = logging.getLogger(__name__)
 
-ROLLOUTS = ("hf",)
+ROLLOUTS = ("auto", "hf", "vllm")
 LOGGERS = ("console", "file", "tensorboard", "wandb")
 LOSS_AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 KL_TYPES = tuple(
@@ -80,7 +82,7 @@ def _inputs(config: PPOConfig, facts: Facts) -> Iterator[str]:
             yield f"{path} is missing: {hint}"
 
 
-def _validation(config: PPOConfig, facts: Facts) -> Iterator[str]:
+def check_validation(config: Any, facts: Facts) -> Iterator[str]:
     if config.data.val_files or "data.val_files" in facts.given:
         return
     if config.trainer.val_only:
@@ -106,7 +108,7 @@ def _names(config: PPOConfig, facts: Facts) -> Iterator[str]:
             yield f"{path}={name}: expected one of {', '.join(known)}"
     rollout = config.actor_rollout_ref.rollout.name
     if rollout not in ROLLOUTS:
-        yield f"actor_rollout_ref.rollout.name={rollout}: this version generates with transformers; use name=hf"
+        yield f"actor_rollout_ref.rollout.name={rollout}: expected one of {', '.join(ROLLOUTS)}"
 
 
 # ---- sizes ----
@@ -161,37 +163,53 @@ def _lengths(config: PPOConfig, facts: Facts) -> Iterator[str]:
             )
 
 
-def _micro_batches(config: PPOConfig, facts: Facts) -> Iterator[str]:
-    switches = {
-        "actor_rollout_ref.actor.": ("use_dynamic_bsz", "ppo_micro_batch_size_per_gpu"),
-        "actor_rollout_ref.rollout.": ("log_prob_use_dynamic_bsz", "log_prob_micro_batch_size_per_gpu"),
-        "actor_rollout_ref.ref.": ("log_prob_use_dynamic_bsz", "log_prob_micro_batch_size_per_gpu"),
-        "critic.": ("use_dynamic_bsz", "ppo_micro_batch_size_per_gpu"),
-    }
-    for section, (switch, size) in switches.items():
-        rows = value_at(config, section + size)
-        if value_at(config, section + switch) and rows is not None:
-            yield (
-                f"{section}{switch}=True cuts micro-batches by tokens and {section}{size}={rows} by samples: "
-                f"set one of them"
-            )
-
-
 def _processes(config: PPOConfig, facts: Facts) -> Iterator[str]:
-    nodes, per_node, n = config.trainer.nnodes, config.trainer.n_gpus_per_node, config.actor_rollout_ref.rollout.n
-    world = nodes * per_node
-    sum_text = f"trainer.nnodes {nodes} x trainer.n_gpus_per_node {per_node} = {world} processes"
-    if config.trainer.worker_group == "local" and world > 1:
-        yield f"trainer.worker_group=local runs in one process, but {sum_text}: use worker_group=ray"
-    if facts.num_devices is not None and world > facts.num_devices:
-        yield f"{sum_text}, but there are {facts.num_devices} devices"
-    size = config.actor_rollout_ref.actor.ppo_mini_batch_size
+    yield from check_processes(config, facts)
+    world, sum_text = process_count(config.trainer)
+    size, n = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.actor_rollout_ref.rollout.n
     if size * n < world:
         yield (
             f"{sum_text}, but a mini-batch has only ppo_mini_batch_size {size} prompts x n {n} = {size * n} samples: "
             "some processes would have nothing to train on"
         )
-    for path in leaves():
+
+
+def process_count(trainer: BaseTrainerConfig) -> tuple[int, str]:
+    """Worker processes, and how the number comes about."""
+    nodes, per_node = trainer.nnodes, trainer.n_gpus_per_node
+    return (
+        nodes * per_node,
+        f"trainer.nnodes {nodes} x trainer.n_gpus_per_node {per_node} = {nodes * per_node} processes",
+    )
+
+
+def _rollout_engine(config: PPOConfig, facts: Facts) -> Iterator[str]:
+    rollout = config.actor_rollout_ref.rollout
+    path, size = "actor_rollout_ref.rollout.tensor_model_parallel_size", rollout.tensor_model_parallel_size
+    world, sum_text = process_count(config.trainer)
+    if world % size:
+        yield f"{path}={size} does not divide the number of processes: {sum_text}"
+    if rollout.name == "hf" and size > 1:
+        yield f"{path}={size}: transformers generates with the whole model in each process; use rollout.name=vllm"
+    prompt, response, limit = rollout.prompt_length, rollout.response_length, rollout.max_model_len
+    assert prompt is not None and response is not None and limit is not None
+    if limit < prompt + response:
+        yield (
+            f"actor_rollout_ref.rollout.max_model_len={limit}: a sequence may take data.max_prompt_length {prompt} + "
+            f"data.max_response_length {response} = {prompt + response} tokens"
+        )
+    unknown = sorted(set(rollout.engine_kwargs) - {"vllm"})
+    if unknown:
+        yield f"actor_rollout_ref.rollout.engine_kwargs.{unknown[0]}: the one engine that takes arguments is vllm"
+
+
+def check_processes(config: RunConfig, facts: Facts) -> Iterator[str]:
+    world, sum_text = process_count(config.trainer)
+    if config.trainer.worker_group == "local" and world > 1:
+        yield f"trainer.worker_group=local runs in one process, but {sum_text}: use worker_group=ray"
+    if facts.num_devices is not None and world > facts.num_devices:
+        yield f"{sum_text}, but there are {facts.num_devices} devices"
+    for path in leaves(type(config)):
         if path.endswith(".fsdp_size"):
             shards = value_at(config, path)
             if shards != -1 and world % shards:
@@ -241,6 +259,30 @@ def _adaptive_kl(config: PPOConfig, facts: Facts) -> Iterator[str]:
                 yield f"algorithm.kl_ctrl.{name}={value}: the adaptive controller divides by it; must be above 0"
 
 
+# ---- rewards ----
+
+
+def _rewards(config: PPOConfig, facts: Facts) -> Iterator[str]:
+    reward = config.reward
+    buffer, name = reward.reward_kwargs.overlong_buffer_cfg, "reward.reward_kwargs.overlong_buffer_cfg"
+    if buffer.enable:
+        longest = reward.reward_kwargs.max_resp_len or config.data.max_response_length
+        if reward.reward_manager.name != "dapo":
+            yield f"{name}.enable=True needs reward.reward_manager.name=dapo, not {reward.reward_manager.name}"
+        if buffer.len is None or buffer.len > longest:
+            yield (
+                f"{name}.len={'null' if buffer.len is None else buffer.len}: expected from 1 to {longest} tokens, the "
+                "longest response (reward.reward_kwargs.max_resp_len, or else data.max_response_length)"
+            )
+    if reward.functions and reward.custom_reward_function.path is not None:
+        yield (
+            "reward.functions and reward.custom_reward_function.path are both set: add the second to the first, or "
+            "leave one out"
+        )
+    if reward.judge.base_url is not None and reward.judge.model is None:
+        yield "reward.judge.base_url is set without reward.judge.model: name the model that judges"
+
+
 # ---- the rest ----
 
 
@@ -250,40 +292,63 @@ def _optimizers(config: PPOConfig, facts: Facts) -> Iterator[str]:
         "critic.optim": config.critic.optim,
     }
     for path, optim in optims.items():
-        if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
-            yield f"{path}.betas={optim.betas}: expected two numbers of at least 0 and below 1"
+        yield from check_betas(path, optim)
 
 
-def _resume(config: PPOConfig, facts: Facts) -> Iterator[str]:
+def check_betas(path: str, optim: OptimConfig) -> Iterator[str]:
+    if len(optim.betas) != 2 or not all(0 <= beta < 1 for beta in optim.betas):
+        yield f"{path}.betas={optim.betas}: expected two numbers of at least 0 and below 1"
+
+
+def check_resume(config: RunConfig, facts: Facts) -> Iterator[str]:
     if config.trainer.resume_mode == "resume_path" and not config.trainer.resume_from_path:
         yield "trainer.resume_mode=resume_path, but trainer.resume_from_path is not set"
 
 
 Check = Callable[[PPOConfig, Facts], Iterator[str]]
-ARITHMETIC: tuple[Check, ...] = (_mini_batches, _token_limits, _processes)
+ARITHMETIC: tuple[Check, ...] = (_mini_batches, _token_limits, _processes, _rollout_engine)
 CHECKS: tuple[Check, ...] = (
     _inputs,
-    _validation,
+    check_validation,
     _names,
     _lengths,
-    _micro_batches,
     _critic,
     _groups,
     _exploration,
     _adaptive_kl,
+    _rewards,
     _optimizers,
-    _resume,
+    check_resume,
 )
+
+
+def _two_ways_to_cut(config: PPOConfig) -> Iterator[str]:
+    switches = {
+        "actor_rollout_ref.actor.": ("use_dynamic_bsz", "ppo_micro_batch_size_per_gpu"),
+        "actor_rollout_ref.rollout.": ("log_prob_use_dynamic_bsz", "log_prob_micro_batch_size_per_gpu"),
+        "actor_rollout_ref.ref.": ("log_prob_use_dynamic_bsz", "log_prob_micro_batch_size_per_gpu"),
+        "critic.": ("use_dynamic_bsz", "ppo_micro_batch_size_per_gpu"),
+    }
+    for section, (switch, size) in switches.items():
+        rows = value_at(config, section + size)
+        if value_at(config, section + switch) and rows is not None:
+            yield f"{section}{size}={rows} has no effect: {section}{switch}=True cuts micro-batches by tokens"
 
 
 def notes(config: PPOConfig) -> list[str]:
     """What is allowed and may still not be what the user expects."""
-    found = []
+    found = list(_two_ways_to_cut(config))
     actor, val, trainer = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout.val_kwargs, config.trainer
     if config.algorithm.use_kl_in_reward and actor.use_kl_loss:
         found.append(
             "KL to the reference counts twice: in the reward (algorithm.use_kl_in_reward) and in the loss "
             "(actor_rollout_ref.actor.use_kl_loss)"
+        )
+    correction = config.algorithm.rollout_correction
+    if correction.bypass_mode and (correction.rollout_is or correction.rollout_rs):
+        found.append(
+            "algorithm.rollout_correction.rollout_is and rollout_rs have no effect with bypass_mode=True: the old "
+            "log-probs are the rollout's, so the ratio of the policy loss corrects for the difference"
         )
     greedy = not val.do_sample or val.temperature == 0
     if not val.do_sample and val.temperature != 0:

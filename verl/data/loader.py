@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Dataset, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from verl.config import DataConfig
+from verl.config import DataConfig, OfflineDataConfig
 from verl.data.collate import collate_fn as default_collate_fn
 from verl.data.rl_dataset import open_data, rows_used
 from verl.data.sampler import EpochSampler
@@ -16,7 +16,7 @@ from verl.data.sampler import EpochSampler
 
 def build_dataloader(
     dataset: Dataset[Any],
-    config: DataConfig,
+    config: DataConfig | OfflineDataConfig,
     *,
     train: bool,
     batch_size: int,

@@ -39,7 +39,7 @@ class PromptEncoder:
     def __call__(self, prompt: Prompt) -> list[int]:
         """Raises ValueError for a prompt that is neither text nor a chat, that the template refuses, or without tokens,
         and for a chat when there is no template."""
-        ids = self._encode_text(prompt) if isinstance(prompt, str) else self._encode_chat(prompt)
+        ids = self._encode_text(prompt) if isinstance(prompt, str) else self.tokenize_rendered(self.render(prompt))
         if not ids:
             raise ValueError("the prompt is empty: it has no tokens")
         return ids
@@ -52,23 +52,33 @@ class PromptEncoder:
             ids.pop()  # a model that has seen the end token has nothing left to say
         return ids
 
-    def _encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Control tokens that the template writes are tokens; those that stand in a message are plain text."""
-        marked = [self._mark_control_tokens(message) for message in _checked_messages(messages)]
-        pieces = _MARKED.split(self._render(marked))
+    def render(self, messages: Sequence[Mapping[str, Any]], generation_prompt: bool = True) -> str:
+        """A chat as the template writes it, for `tokenize_rendered`.
+
+        Control tokens that stand in a message, which are plain text there, come as marks.
+        """
+        return self._apply_template(self.marked(messages), generation_prompt)
+
+    def marked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """The messages, checked, with marks for the control tokens that stand in them."""
+        return [self._mark_control_tokens(message) for message in _checked_messages(messages)]
+
+    def tokenize_rendered(self, text: str) -> list[int]:
+        """The ids of a chat, or of a part of it, that `render` made."""
+        pieces = _MARKED.split(text)
         ids = self._tokenize(pieces[0])
         for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
             ids += self._tokenize(self._control_tokens[int(number)], split_special_tokens=True)
             ids += self._tokenize(text)
         return ids
 
-    def _render(self, messages: list[dict[str, Any]]) -> str:
+    def _apply_template(self, messages: list[dict[str, Any]], generation_prompt: bool) -> str:
         if self.chat_template is None and not self.tokenizer.chat_template:
             raise ValueError(
                 f"the prompt is a chat, but the tokenizer {self.tokenizer.name_or_path!r} has no chat template: set "
                 "one with data.chat_template, or write prompts as strings, which need none"
             )
-        arguments = {"add_generation_prompt": True, **self.template_kwargs}
+        arguments = {"add_generation_prompt": generation_prompt, **self.template_kwargs}
         try:
             text = self.tokenizer.apply_chat_template(
                 messages, chat_template=self.chat_template, tokenize=False, **arguments

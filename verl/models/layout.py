@@ -5,9 +5,13 @@ valid tokens of a row are moved together, so that they stand at positions 0, 1, 
 the right, so rows aligned to the left need no attention mask, which also lets attention take its fastest kernel.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 
 
@@ -66,3 +70,21 @@ def response_slots(layout: TokenLayout, attention_mask: Tensor, response_mask: T
         bad = int(rows[layout.rank[at] == 0][0])
         raise ValueError(f"row {bad}: the response has no token before it (an empty prompt), so nothing predicts it")
     return rows, columns, layout.slot[at] - 1
+
+
+def one_or_more_sequences(forward: Callable[..., dict[str, Tensor]]) -> Callable[..., dict[str, Tensor]]:
+    """Let the `forward` of a model for rows [b, L] also take rows of k sequences each, [b, k, L].
+
+    Such a row (a chosen and a rejected response) is never torn apart by micro-batches or ranks. Outputs get the
+    dimensions [b, k] in the place of [b].
+    """
+
+    @wraps(forward)
+    def run(self: Any, batch: TensorDict, **kwargs: Any) -> dict[str, Tensor]:
+        shape = batch["input_ids"].shape[:-1]
+        if len(shape) == 1:
+            return forward(self, batch, **kwargs)
+        flat = TensorDict({key: value.flatten(0, 1) for key, value in batch.items()}, batch_size=[shape.numel()])
+        return {name: values.unflatten(0, shape) for name, values in forward(self, flat, **kwargs).items()}
+
+    return run

@@ -125,6 +125,17 @@ def load_backbone(config: ModelConfig, dtype: torch.dtype) -> "PreTrainedModel":
     return _load(AutoModel, config, dtype)
 
 
+def is_sequence_classifier(config: ModelConfig) -> bool:
+    """Whether config.json at `config.path` names a sequence classifier, whose head has been trained."""
+    from transformers import AutoConfig
+
+    if config.path is None:
+        raise ValueError("model.path is not set: give a Hugging Face id, a local folder or a .gguf file")
+    source, kwargs = _source(config.path)
+    loaded = AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code, **kwargs)
+    return any(name.endswith("ForSequenceClassification") for name in loaded.architectures or ())
+
+
 def load_sequence_classifier(config: ModelConfig, dtype: torch.dtype) -> "PreTrainedModel":
     """The sequence-classification model of `config`. ValueError when its folder holds no classification head."""
     from transformers import AutoModelForSequenceClassification

@@ -7,9 +7,9 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from verl.config import ModelConfig
-from verl.models.layout import TokenLayout, layout_tokens, response_slots
+from verl.models.layout import TokenLayout, layout_tokens, one_or_more_sequences, response_slots
 from verl.models.loading import load_causal_lm
-from verl.models.probe import keeps_packed_rows_apart, plain_head
+from verl.models.probe import has_plain_head, keeps_packed_rows_apart
 from verl.models.token_stats import chunked_token_statistics, token_statistics
 from verl.models.wrapper import ModelWrapper, backbone_of, last_hidden_state, logits_of, run_model
 
@@ -23,21 +23,21 @@ class PolicyModel(ModelWrapper):
 
     def __init__(self, hf_model: nn.Module) -> None:
         super().__init__(hf_model, supports_packing=keeps_packed_rows_apart(hf_model))
-        head = plain_head(hf_model)
-        # The output layer belongs to `hf_model`; a second registration here would give its weight a second name.
-        self._head = (head,) if head is not None else ()
+        self._has_plain_head = has_plain_head(hf_model)
 
     @classmethod
     def load(cls, config: ModelConfig, dtype: torch.dtype) -> "PolicyModel":
         return cls(load_causal_lm(config, dtype))
 
+    @one_or_more_sequences
     def forward(
         self, batch: TensorDict, temperature: float = 1.0, compute_entropy: bool = False, remove_padding: bool = False
     ) -> dict[str, Tensor]:
         """`log_probs` [b, R] of response tokens under softmax(logits / temperature), and `entropy` [b, R] on demand.
 
         Both are fp32, and 0 where response_mask is 0. Reads input_ids and attention_mask [b, P + R] and response_mask
-        [b, R]; the response is the last R columns. `remove_padding` packs the rows end to end.
+        [b, R]; the response is the last R columns. `remove_padding` packs the rows end to end. Rows may be of several
+        sequences, [b, k, ...].
         """
         self.check_packing(remove_padding)
         ids, response_mask = batch["input_ids"], batch["response_mask"]
@@ -51,12 +51,18 @@ class PolicyModel(ModelWrapper):
             for name, values in outputs.items()
         }
 
+    @property
+    def output_layer(self) -> nn.Linear | None:
+        """The layer from hidden states to logits, when that is all there is between them."""
+        # Looked up and not kept: registered here as well, its weight would have two names.
+        return self.hf_model.get_output_embeddings() if self._has_plain_head else None
+
     def _statistics(
         self, layout: TokenLayout, slots: Tensor, labels: Tensor, temperature: float, with_entropy: bool
     ) -> tuple[Tensor, Tensor | None]:
-        if self._head:
+        head = self.output_layer
+        if head is not None:
             hidden = last_hidden_state(backbone_of(self.hf_model), layout)[slots]
-            head = self._head[0]
             return chunked_token_statistics(hidden, head, head.out_features, labels, temperature, with_entropy)
         return token_statistics(self._own_logits(layout, slots), labels, temperature, with_entropy)
 

@@ -10,15 +10,15 @@ from verl.models.layout import layout_tokens
 from verl.models.wrapper import backbone_of, last_hidden_state, logits_of, run_model
 
 
-def plain_head(hf_model: nn.Module) -> nn.Linear | None:
-    """The output layer, when the model's logits are exactly output_layer(hidden states of its `base_model`), or None.
+def has_plain_head(hf_model: nn.Module) -> bool:
+    """Whether the model's logits are exactly output_layer(hidden states of its `base_model`).
 
-    It is None for models that do more (scaled or soft-capped logits) and for modules that are no Hugging Face models.
+    Not so for models that do more (scaled or soft-capped logits), nor for modules that are no Hugging Face models.
     """
     head = getattr(hf_model, "get_output_embeddings", lambda: None)()
     backbone = backbone_of(hf_model)
     if not isinstance(head, nn.Linear) or backbone is hf_model:
-        return None
+        return False
     seen: dict[str, Tensor] = {}
 
     def remember(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
@@ -33,7 +33,7 @@ def plain_head(hf_model: nn.Module) -> nn.Linear | None:
     finally:
         hook.remove()
     same_hidden = torch.allclose(seen["input"].float(), hidden.float(), rtol=1e-3, atol=1e-3)
-    return head if same_hidden and torch.equal(seen["output"].float(), logits.float()) else None
+    return same_hidden and torch.equal(seen["output"].float(), logits.float())
 
 
 def keeps_packed_rows_apart(model: nn.Module) -> bool:

@@ -1,5 +1,6 @@
 """A learned reward: one score for a whole text, read at its last token."""
 
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -7,9 +8,9 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 
 from verl.config import ModelConfig
-from verl.models.layout import layout_tokens
-from verl.models.loading import load_sequence_classifier, saved_value_head
-from verl.models.value import ValueModel, apply_value_head
+from verl.models.layout import layout_tokens, one_or_more_sequences
+from verl.models.loading import is_sequence_classifier, load_sequence_classifier, saved_value_head
+from verl.models.value import ValueModel, apply_value_head, save_with_value_head
 from verl.models.wrapper import ModelWrapper, backbone_of, last_hidden_state
 
 
@@ -38,8 +39,23 @@ class RewardScorer(ModelWrapper):
             return cls(ValueModel.load(config, dtype))
         return cls(load_sequence_classifier(config, dtype))
 
+    @classmethod
+    def to_train(cls, config: ModelConfig, dtype: torch.dtype) -> "RewardScorer":
+        """As `load`; a language model, which has no head to score with, gets a new value head (all zeros)."""
+        if config.path is not None and is_sequence_classifier(config):
+            return cls.load(config, dtype)
+        return cls(ValueModel.load(config, dtype))
+
+    def save_pretrained(self, folder: Path, state_dict: dict[str, Tensor]) -> None:
+        """Write a folder that `load` reads."""
+        save_with_value_head(self.hf_model, folder, state_dict)
+
+    @one_or_more_sequences
     def forward(self, batch: TensorDict) -> dict[str, Tensor]:
-        """`scores` [b] in fp32. Reads input_ids and attention_mask [b, L]; rows may be padded on either side."""
+        """`scores` [b] in fp32. Reads input_ids and attention_mask [b, L]; rows may be padded on either side.
+
+        Rows may be of several texts, [b, k, L], which gives scores [b, k].
+        """
         layout = layout_tokens(batch["input_ids"], batch["attention_mask"])
         last = layout.slot[:, -1]
         head = getattr(self.hf_model, "score", None)

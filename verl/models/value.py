@@ -49,9 +49,7 @@ class ValueModel(ModelWrapper):
         return {"values": values.new_zeros(response_mask.shape).index_put((rows, columns), values)}
 
     def save_pretrained(self, folder: Path, state_dict: dict[str, Tensor]) -> None:
-        head = {name: tensor for name, tensor in state_dict.items() if name.startswith("value_head.")}
-        save_module(self.hf_model, folder, {name: state_dict[name] for name in state_dict if name not in head})
-        save_value_head(folder, head)
+        save_with_value_head(self.hf_model, folder, state_dict)
 
 
 def apply_value_head(head: nn.Linear, hidden: Tensor) -> Tensor:
@@ -71,10 +69,14 @@ def load_value_head(head: nn.Linear, path: Path) -> None:
     head.load_state_dict(state)
 
 
-def save_value_head(folder: Path, head: dict[str, Tensor]) -> None:
+def save_with_value_head(hf_model: nn.Module, folder: Path, state_dict: dict[str, Tensor]) -> None:
+    """Write `hf_model` as a Hugging Face folder and the value head, if there is one, into a file beside it."""
     from safetensors.torch import save_file
 
-    save_file({name: tensor.contiguous() for name, tensor in head.items()}, folder / VALUE_HEAD_FILE)
+    head = {name: tensor for name, tensor in state_dict.items() if name.startswith("value_head.")}
+    save_module(hf_model, folder, {name: tensor for name, tensor in state_dict.items() if name not in head})
+    if head:
+        save_file({name: tensor.contiguous() for name, tensor in head.items()}, folder / VALUE_HEAD_FILE)
 
 
 def _zero_head(size: int, like: Tensor) -> nn.Linear:

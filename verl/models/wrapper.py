@@ -21,6 +21,7 @@ class ModelWrapper(nn.Module):
 
     input_keys: ClassVar[tuple[str, ...]] = ("input_ids", "attention_mask", "response_mask")
     """The columns of a batch that `forward` reads."""
+    hf_model: Any
 
     def __init__(self, hf_model: nn.Module, supports_packing: bool) -> None:
         super().__init__()

@@ -37,6 +37,9 @@ class DataProtoFuture:
             self._result = self.collect(shards)
         return self._result
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_result": None}  # who receives it fetches what it needs, by the handles
+
     def done(self) -> bool:
         """Whether `get` would return at once."""
         if self._result is not None:

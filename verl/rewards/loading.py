@@ -1,52 +1,90 @@
 """From `config.reward` to the object that scores batches."""
 
-import functools
-import inspect
-from typing import cast
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
 
 from verl.config import CustomRewardFunctionConfig, RewardConfig
 from verl.rewards.default import ComputeScore, default_compute_score
-from verl.rewards.manager import Decoder, RewardManager
-from verl.utils.imports import import_from_path
+from verl.rewards.functions import ROW_ARGUMENTS, ImportedFunction, RewardFunction
+from verl.rewards.judge import Judge
+from verl.rewards.length import OverlongBuffer
+from verl.rewards.manager import Decoder, Limits, RewardManager
 
-REWARD_MANAGERS = {"naive": RewardManager}
+_SINGLE = "reward.custom_reward_function"
 
 
-def load_reward_manager(config: RewardConfig, tokenizer: Decoder) -> RewardManager:
-    """The reward manager named by `reward.reward_manager.name`, with the user's function or the built-in rules.
+def load_reward_manager(
+    config: RewardConfig, tokenizer: Decoder, max_response_length: int | None = None
+) -> RewardManager:
+    """The reward manager that `config` describes: the user's functions or the built-in rules, and the judge.
 
-    Raises ValueError for an unknown manager and for what `load_compute_score` refuses.
+    Args:
+        max_response_length: the longest response, for the overlong penalty when `reward_kwargs.max_resp_len` is null.
+
+    Raises ValueError for what cannot be loaded or is no reward function, and for an impossible overlong buffer.
     """
-    name = config.reward_manager.name
-    if name not in REWARD_MANAGERS:
-        raise ValueError(f"unknown reward.reward_manager.name={name!r}: expected {', '.join(REWARD_MANAGERS)}")
-    return REWARD_MANAGERS[name](tokenizer, load_compute_score(config.custom_reward_function))
+    limits = Limits(**{field.name: getattr(config, field.name) for field in fields(Limits)})
+    return RewardManager(tokenizer, load_functions(config), limits, _overlong(config, max_response_length))
 
 
-def load_compute_score(config: CustomRewardFunctionConfig) -> ComputeScore:
+def load_functions(config: RewardConfig) -> list[RewardFunction]:
+    """All functions that score, with their names and weights."""
+    if config.functions:
+        found = [_named_function(name, entry) for name, entry in config.functions.items()]
+    else:
+        found = [RewardFunction(load_compute_score(config.custom_reward_function))]
+    if config.judge.base_url is not None:
+        found.append(RewardFunction(Judge.from_config(config.judge), "judge", config.judge.weight, in_driver=True))
+    return found
+
+
+def load_compute_score(config: CustomRewardFunctionConfig, key: str = _SINGLE) -> ComputeScore:
     """The function `name` of the Python file or module `path`, with `reward_kwargs` filled in; without a `path` the
     built-in rules.
 
-    Raises ValueError when there is no such file, module or function, or when the function cannot be called as
-    `fn(data_source=, solution_str=, ground_truth=, extra_info=, **reward_kwargs)`.
+    Raises ValueError, which names `key`, when there is no such file, module or function, or when it cannot be called as
+    a reward function (see RewardFunction).
     """
-    key = "reward.custom_reward_function"
     if config.path is None:
         if config.reward_kwargs:
             raise ValueError(f"{key}.reward_kwargs is set without {key}.path: the built-in rules take no arguments")
         return default_compute_score
     try:
-        function = import_from_path(f"{config.path}:{config.name}")
+        function = ImportedFunction(f"{config.path}:{config.name}", config.reward_kwargs)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from error
-    if not callable(function):
-        raise ValueError(f"{key}: {config.name!r} in {config.path} is no function but a {type(function).__name__}")
-    signature = inspect.signature(function)
-    arguments = dict.fromkeys(("data_source", "solution_str", "ground_truth", "extra_info")) | config.reward_kwargs
     try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        raise ValueError(
-            f"{key}: {config.name}{signature} in {config.path} cannot be called with {', '.join(arguments)}: {error}"
-        ) from error
-    return cast(ComputeScore, functools.partial(function, **config.reward_kwargs) if config.reward_kwargs else function)
+        RewardFunction(function)
+    except ValueError as error:
+        arguments = ", ".join((*ROW_ARGUMENTS, *config.reward_kwargs))
+        raise ValueError(f"{key}: {config.name} in {config.path} cannot be called with {arguments}: {error}") from error
+    return function
+
+
+def _named_function(name: str, entry: Any) -> RewardFunction:
+    """One entry of `reward.functions`."""
+    key = f"reward.functions.{name}"
+    known = [field.name for field in fields(CustomRewardFunctionConfig)]
+    if not isinstance(entry, Mapping):
+        raise ValueError(f"{key}={entry!r}: expected {{{', '.join(known)}, weight}}")
+    unknown = [given for given in entry if given not in (*known, "weight")]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], [*known, "weight"], n=1)
+        raise ValueError(f"unknown key {key}.{unknown[0]}{f'; did you mean {near[0]!r}?' if near else ''}")
+    weight = entry.get("weight", 1.0)
+    if isinstance(weight, bool) or not isinstance(weight, int | float):
+        raise ValueError(f"{key}.weight={weight!r}: expected a number")
+    single = CustomRewardFunctionConfig(**{given: value for given, value in entry.items() if given != "weight"})
+    return RewardFunction(load_compute_score(single, key), name, float(weight))
+
+
+def _overlong(config: RewardConfig, max_response_length: int | None) -> OverlongBuffer | None:
+    buffer, name = config.reward_kwargs.overlong_buffer_cfg, "reward.reward_kwargs"
+    if config.reward_manager.name != "dapo" or not buffer.enable:
+        return None
+    longest = config.reward_kwargs.max_resp_len or max_response_length
+    if longest is None:
+        raise ValueError(f"{name}.max_resp_len is not set: the overlong penalty needs to know the longest response")
+    return OverlongBuffer(longest, buffer.len or 0, buffer.penalty_factor, buffer.log)

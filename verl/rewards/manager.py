@@ -1,9 +1,11 @@
 """From a batch of responses to scores at their tokens."""
 
-import math
+import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -11,7 +13,19 @@ from torch import Tensor
 
 from verl.protocol import DataProto
 from verl.protocol.columns import object_column
-from verl.rewards.default import ComputeScore, default_compute_score
+from verl.rewards.calls import Call, Outcome
+from verl.rewards.default import default_compute_score
+from verl.rewards.driver import run_in_driver
+from verl.rewards.functions import OPTIONAL_ROW_ARGUMENT, RewardFunction, reward_functions
+from verl.rewards.length import OverlongBuffer
+from verl.rewards.pool import ScoringPool
+from verl.rewards.scores import RewardResult, RowScore, batch_scores, row_score
+
+logger = logging.getLogger(__name__)
+
+OnInvalid = Literal["raise", "default", "exclude"]
+_WARN_ABOUT = 3
+_COUNTED = {"invalid": "invalid", "error": "errors", "timeout": "timeouts", "crash": "crashes", "value": "no_score"}
 
 
 class Decoder(Protocol):
@@ -21,50 +35,169 @@ class Decoder(Protocol):
 
 
 @dataclass(frozen=True)
-class RewardResult:
-    """Scores of a batch.
+class Limits:
+    """How long scoring may take and what becomes of a row without a score.
 
     Attributes:
-        token_level_scores: float32 [B, R]; the score of a row is at its last sampled token, all else is 0.
-        extras: what else the scoring function returned: key -> object array [B], None in rows that lack it.
+        num_workers: processes that score; 0 scores in the driver, where nothing can be stopped.
+        timeout_s: of one row; batch_timeout_s: of a function that takes the whole batch at once.
+        on_invalid: of a row whose function raises, hangs, dies or returns no finite number: `raise` an error that names
+            the row, give it `default_score`, or `exclude` it from training.
     """
 
-    token_level_scores: Tensor
-    extras: dict[str, np.ndarray]
+    num_workers: int = 0
+    timeout_s: float = 30.0
+    batch_timeout_s: float = 600.0
+    on_invalid: OnInvalid = "raise"
+    default_score: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """What functions of text see of a batch; `place(row)` is how messages name a row."""
+
+    prompts: list[str]
+    responses: list[str]
+    columns: Mapping[str, np.ndarray]
+
+    def place(self, row: int) -> str:
+        text = self.responses[row]
+        shown = repr(text if len(text) <= 60 else text[:60] + "...")
+        source = f"data_source {self.columns['data_source'][row]!r}, " if "data_source" in self.columns else ""
+        return f"row {row} ({source}response {shown})"
 
 
 class RewardManager:
-    """Scores every response by a function of its text.
+    """Scores every response, by one function or by the weighted sum of several.
 
     Args:
-        tokenizer: decodes the responses; special tokens are left out of the text.
-        compute_score: `fn(data_source, solution_str, ground_truth, extra_info)` -> a finite number, or a dict with it
-            as `score`. `extra_info` is {} when the batch has no such column.
+        tokenizer: decodes prompts and responses; special tokens are left out of the text.
+        compute_score: a function, a RewardFunction, a list of them, or a mapping name -> function (see RewardFunction
+            for the kinds). With several, each one's score is the extra `<name>`, and its extras are `<name>/<key>`.
+        limits: processes, time limits, and what becomes of a row without a score.
+        overlong: a penalty that is added to every score.
+
+    With another rule than `raise`, `extras` has `invalid` (bool) and `invalid_reason` (text or None).
     """
 
-    required_columns = ("data_source", "reward_model")
-    """Non-tensor columns without which nothing can be scored."""
-
-    def __init__(self, tokenizer: Decoder, compute_score: ComputeScore = default_compute_score) -> None:
+    def __init__(
+        self,
+        tokenizer: Decoder,
+        compute_score: Any = default_compute_score,
+        limits: Limits | None = None,
+        overlong: OverlongBuffer | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
-        self.compute_score = compute_score
+        self.functions = reward_functions(compute_score)
+        self.limits = limits or Limits()
+        self.overlong = overlong
+        self._pooled = [f for f in self.functions if f.kind != "batch" and not f.in_driver and self.limits.num_workers]
+        self._pool = ScoringPool(self._pooled, self.limits.num_workers) if self._pooled else None
+
+    @property
+    def required_columns(self) -> tuple[str, ...]:
+        """Non-tensor columns without which nothing can be scored."""
+        return ("data_source", "reward_model") if any(f.kind == "row" for f in self.functions) else ()
+
+    def close(self) -> None:
+        """End the scoring processes; they also end with the manager."""
+        if self._pool is not None:
+            self._pool.close()
 
     def __call__(self, batch: DataProto) -> RewardResult:
-        """Needs `responses` and `response_mask` [B, R], `attention_mask` [B, P+R], and of the non-tensor columns
-        `data_source`, `reward_model` (dicts with `ground_truth`) and optionally `extra_info`.
+        """Needs `prompts` [B, P] (for functions that read them), `responses` and `response_mask` [B, R],
+        `attention_mask` [B, P+R], and for row functions the non-tensor columns `data_source`, `reward_model` (dicts
+        with `ground_truth`) and optionally `extra_info` ({} without it).
 
-        Raises ValueError for a missing column, and for the row at fault: no ground truth, no sampled token, or a
-        function that raises or returns anything but a finite score.
+        Raises ValueError for a missing column, a row without ground truth or sampled token, a function that returns
+        another number of scores than there are rows, and, with `raise`, for the first row without a score.
         """
         self._check_columns(batch)
         mask = batch.batch["response_mask"].bool()
         last = _last_tokens(mask)
         texts = self._decode(batch)
-        results = [self._score_row(batch, row, text) for row, text in enumerate(texts)]
+        scored = self._score(batch, texts, mask.sum(-1).tolist())
+        rows = range(len(mask))
+        if self.limits.on_invalid == "raise":
+            self._raise_first(scored, texts)
 
         token_level_scores = torch.zeros(mask.shape, dtype=torch.float32)
-        token_level_scores[torch.arange(len(last)), last] = torch.tensor([score for score, _ in results])
-        return RewardResult(token_level_scores, _columns([extras for _, extras in results]))
+        for function, scores in zip(self.functions, scored, strict=True):
+            for row in rows:
+                self._place(token_level_scores[row], mask[row], int(last[row]), function.weight, scores[row])
+        extras, components, metrics = self._report(scored, texts)
+        if self.overlong is not None:
+            penalties = [self.overlong(int(length)) for length in mask.sum(-1)]
+            token_level_scores[list(rows), last] += torch.tensor(penalties)
+            metrics["reward/overlong_mean"] = float(np.mean(penalties))
+            if self.overlong.log:
+                extras["overlong_reward"] = object_column(penalties)
+                extras["overlong"] = object_column(penalty < 0 for penalty in penalties)
+        excluded = None
+        if self.limits.on_invalid == "exclude":
+            excluded = torch.tensor([any(scores[row].problem for scores in scored) for row in rows])
+            token_level_scores[excluded] = 0
+        return RewardResult(token_level_scores, extras, excluded, components, metrics)
+
+    # ---- calling the functions ----
+
+    def _score(self, batch: DataProto, texts: _Texts, tokens: list[int]) -> list[list[RowScore]]:
+        """Each function's scores of all rows."""
+        rows = len(tokens)
+        calls = [call for function in self.functions for call in self._calls(function, batch, texts)]
+        outcomes = iter(self._run(calls))
+        scored = []
+        for function in self.functions:
+            if function.kind == "row":
+                scored.append([row_score(next(outcomes), tokens[row]) for row in range(rows)])
+            else:
+                scored.append(batch_scores(function.name, next(outcomes), batch.batch["response_mask"].bool()))
+        return scored
+
+    def _calls(self, function: RewardFunction, batch: DataProto, texts: _Texts) -> list[Call]:
+        number, limits = self.functions.index(function), self.limits
+        if function.kind == "batch":
+            return [Call(number, (batch,), timeout_s=limits.batch_timeout_s)]
+        if function.kind == "texts":
+            return [Call(number, (texts.prompts, texts.responses), timeout_s=limits.batch_timeout_s)]
+        columns = texts.columns
+        calls = []
+        for row, text in enumerate(texts.responses):
+            arguments = {
+                "data_source": columns["data_source"][row],
+                "solution_str": text,
+                "ground_truth": _ground_truth(columns["reward_model"][row], texts.place(row)),
+                "extra_info": columns["extra_info"][row] if "extra_info" in columns else {},
+            }
+            if function.wants_prompt:
+                arguments[OPTIONAL_ROW_ARGUMENT] = texts.prompts[row]
+            calls.append(Call(number, kwargs=arguments, timeout_s=limits.timeout_s))
+        return calls
+
+    def _run(self, calls: list[Call]) -> list[Outcome | None]:
+        """The outcomes, by position. What the processes do and what the driver does goes on at the same time."""
+        pooled = {self.functions.index(function): place for place, function in enumerate(self._pooled)}
+        there = [number for number, call in enumerate(calls) if call.function in pooled]
+        here = [number for number, call in enumerate(calls) if call.function not in pooled]
+        outcomes: list[Outcome | None] = [None] * len(calls)
+
+        def run_here() -> None:
+            found = run_in_driver(self.functions, [calls[number] for number in here])
+            for number, outcome in zip(here, found, strict=True):
+                outcomes[number] = outcome
+
+        with ThreadPoolExecutor(1) as beside:
+            driver = beside.submit(run_here) if here else None
+            if self._pool is not None:
+                moved = [replace(calls[number], function=pooled[calls[number].function]) for number in there]
+                found = self._pool.run(moved, stop_at_failure=self.limits.on_invalid == "raise")
+                for number, outcome in zip(there, found, strict=True):
+                    outcomes[number] = outcome
+            if driver is not None:
+                driver.result()
+        return outcomes
+
+    # ---- reading a batch ----
 
     def _check_columns(self, batch: DataProto) -> None:
         for column in self.required_columns:
@@ -74,26 +207,85 @@ class RewardManager:
                     f"{', '.join(sorted(batch.non_tensor_batch)) or 'tensors'}"
                 )
 
-    def _decode(self, batch: DataProto) -> list[str]:
-        """The text of each response: all that is no padding, so also what the policy read and did not sample."""
-        responses = batch.batch["responses"]
-        valid = batch.batch["attention_mask"][:, -responses.shape[1] :].bool()
-        ids = [row[keep].tolist() for row, keep in zip(responses, valid, strict=True)]
-        return self.tokenizer.batch_decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    def _decode(self, batch: DataProto) -> _Texts:
+        """The text of each row: all that is no padding, so also what the policy read and did not sample."""
+        tensors = batch.batch
+        responses, attention = tensors["responses"], tensors["attention_mask"].bool()
+        width = responses.shape[1]
+        prompts = [""] * len(responses)
+        if any(function.kind == "texts" or function.wants_prompt for function in self.functions):
+            prompts = self._texts(tensors["prompts"], attention[:, :-width])
+        return _Texts(prompts, self._texts(responses, attention[:, -width:]), batch.non_tensor_batch)
 
-    def _score_row(self, batch: DataProto, row: int, text: str) -> tuple[float, dict[str, Any]]:
-        columns = batch.non_tensor_batch
-        source = columns["data_source"][row]
-        place = f"row {row} (data_source {source!r}, response {_start(text)})"
-        ground_truth = _ground_truth(columns["reward_model"][row], place)
-        extra_info = columns["extra_info"][row] if "extra_info" in columns else {}
-        try:
-            result = self.compute_score(
-                data_source=source, solution_str=text, ground_truth=ground_truth, extra_info=extra_info
-            )
-        except Exception as error:
-            raise ValueError(f"{place}: the scoring function raised {type(error).__name__}: {error}") from error
-        return _checked(result, place)
+    def _texts(self, ids: Tensor, valid: Tensor) -> list[str]:
+        rows = [row[keep].tolist() for row, keep in zip(ids, valid, strict=True)]
+        return self.tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    # ---- putting it together ----
+
+    def _raise_first(self, scored: list[list[RowScore]], texts: _Texts) -> None:
+        for row in range(len(texts.responses)):
+            for function, scores in zip(self.functions, scored, strict=True):
+                if scores[row].problem and scores[row].kind != "given up":
+                    whole = function.kind != "row" and scores[row].kind != "value"
+                    place = "the batch" if whole else texts.place(row)
+                    name = f"{function.name}: " if len(self.functions) > 1 else ""
+                    raise ValueError(f"{place}: {name}{scores[row].problem}") from scores[row].cause
+
+    def _place(self, target: Tensor, mask: Tensor, last: int, weight: float, scored: RowScore) -> None:
+        score = self.limits.default_score if scored.problem else scored.score
+        if isinstance(score, list):
+            target[mask] += weight * torch.tensor(score)
+        else:
+            target[last] += weight * score
+
+    def _report(
+        self, scored: list[list[RowScore]], texts: _Texts
+    ) -> tuple[dict[str, np.ndarray], dict[str, Tensor], dict[str, float]]:
+        """Extras, components and metrics."""
+        rows = range(len(texts.responses))
+        extra_rows: list[dict[str, Any]] = [{} for _ in rows]
+        components, metrics = {}, {}
+        several = len(self.functions) > 1
+        for function, scores in zip(self.functions, scored, strict=True):
+            prefix = f"{function.name}/" if several else ""
+            for row, score in zip(extra_rows, scores, strict=True):
+                row |= {f"{prefix}{key}": value for key, value in score.extras.items()}
+                if several:
+                    row[function.name] = None if score.problem else score.total
+            if several:
+                given = [self.limits.default_score if score.problem else score.total for score in scores]
+                components[function.name] = torch.tensor(given, dtype=torch.float32)
+                valid = [score.total for score in scores if not score.problem]
+                if valid:
+                    metrics[f"reward/{function.name}_mean"] = float(np.mean(valid))
+        if self.limits.on_invalid != "raise":
+            metrics |= self._report_invalid(scored, texts, extra_rows)
+        return _columns(extra_rows), components, metrics
+
+    def _report_invalid(
+        self, scored: list[list[RowScore]], texts: _Texts, extra_rows: list[dict[str, Any]]
+    ) -> dict[str, float]:
+        counts: Counter[str] = Counter()
+        for number, row in enumerate(extra_rows):
+            problems = [scores[number] for scores in scored if scores[number].problem]
+            row["invalid"] = bool(problems)
+            row["invalid_reason"] = "; ".join(score.problem for score in problems) or None
+            if problems:
+                counts["invalid"] += 1
+                counts.update({score.kind for score in problems})
+                if counts["invalid"] <= _WARN_ABOUT:
+                    logger.warning("no valid score: %s: %s", texts.place(number), row["invalid_reason"])
+        if counts["invalid"] > _WARN_ABOUT:
+            logger.warning("%d of %d rows have no valid score", counts["invalid"], len(extra_rows))
+        names = {
+            "invalid": "invalid",
+            "error": "errors",
+            "timeout": "timeouts",
+            "crash": "crashes",
+            "value": "no_score",
+        }
+        return {f"reward/{label}": float(counts[kind]) for kind, label in names.items()}
 
 
 def _last_tokens(mask: Tensor) -> Tensor:
@@ -111,26 +303,6 @@ def _ground_truth(reward_model: Any, place: str) -> Any:
     return reward_model["ground_truth"]
 
 
-def _checked(result: Any, place: str) -> tuple[float, dict[str, Any]]:
-    """The score as a finite float, and the other entries of a dict."""
-    extras: dict[str, Any] = {}
-    score = result
-    if isinstance(result, Mapping):
-        if "score" not in result:
-            raise ValueError(f"{place}: the scoring function returned a dict without `score`: {list(result)}")
-        score = result["score"]
-        extras = {key: value for key, value in result.items() if key != "score"}
-    if isinstance(score, Tensor | np.generic | np.ndarray) and math.prod(score.shape) == 1:
-        score = score.item()
-    if not isinstance(score, int | float) or not math.isfinite(score):
-        raise ValueError(f"{place}: the scoring function returned {score!r:.100} where a finite number is needed")
-    return float(score), extras
-
-
 def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
     keys = dict.fromkeys(key for row in rows for key in row)
     return {key: object_column(row.get(key) for row in rows) for key in keys}
-
-
-def _start(text: str) -> str:
-    return repr(text if len(text) <= 60 else text[:60] + "...")

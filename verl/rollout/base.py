@@ -48,6 +48,14 @@ class Completion:
 class RolloutEngine(Protocol):
     """A model that generates. It knows nothing of training; the worker that hosts it brings the weights."""
 
+    version: int
+    """That of the last `update_weights`."""
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether it could generate: false before the first update, and after a sleep that lost the weights."""
+        ...
+
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, seeds: Sequence[int] | None = None
     ) -> list[Completion]:
@@ -62,8 +70,14 @@ class RolloutEngine(Protocol):
         """Take new weights under their Hugging Face names."""
         ...
 
+    def weight_errors(self, weights: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
+        """For each weight, how far the engine's own is from it, relative to the largest number; NaN if not found."""
+        ...
+
     def sleep(self) -> None:
         """Give memory back until `wake_up`; weights may be lost and must then come again by `update_weights`."""
         ...
 
-    def wake_up(self) -> None: ...
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Take back the memory of `tags`: "weights" to update them, "kv_cache" to generate; None is both."""
+        ...

@@ -1,6 +1,7 @@
 """Which rollout engine a name means."""
 
 import copy
+import logging
 from collections.abc import Callable
 
 import torch
@@ -8,8 +9,20 @@ from torch import nn
 
 from verl.config import RolloutConfig
 from verl.rollout.base import RolloutEngine
+from verl.utils.backends import get_available_backends, install_command
+
+logger = logging.getLogger(__name__)
 
 RolloutFactory = Callable[[RolloutConfig, nn.Module, torch.dtype, str, int], RolloutEngine]
+
+
+def check_installed(config: RolloutConfig) -> None:
+    """ValueError with the install command when the engine that `config.name` asks for is not here. Loads nothing."""
+    if config.name == "vllm" and not get_available_backends()["vllm"]:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.name=vllm, but vLLM is not installed: {install_command('vllm')}, "
+            "or use name=hf (or auto)"
+        )
 
 
 def build_rollout(
@@ -17,7 +30,8 @@ def build_rollout(
 ) -> RolloutEngine:
     """The engine that `config.name` asks for, for the architecture of `causal_lm` (full weights, not yet sharded).
 
-    ValueError when no engine has that name.
+    It may start without weights: `update_weights` must bring them before it generates.
+    ValueError when no engine has that name, when it is not installed, or when it cannot run such a model.
     """
     if config.name not in ROLLOUT_ENGINES:
         raise ValueError(
@@ -25,6 +39,46 @@ def build_rollout(
             f"expected one of {', '.join(ROLLOUT_ENGINES)}"
         )
     return ROLLOUT_ENGINES[config.name](config, causal_lm, dtype, device, seed)
+
+
+def _auto(config: RolloutConfig, causal_lm: nn.Module, dtype: torch.dtype, device: str, seed: int) -> RolloutEngine:
+    reason = _why_not_vllm(config, causal_lm, device)
+    if reason is None:
+        logger.info("rollout.name=auto generates with vLLM, which is installed and runs %s", type(causal_lm).__name__)
+        return _vllm(config, causal_lm, dtype, device, seed)
+    logger.info("rollout.name=auto generates with transformers (hf), since %s", reason)
+    return _hf(config, causal_lm, dtype, device, seed)
+
+
+def _why_not_vllm(config: RolloutConfig, causal_lm: nn.Module, device: str) -> str | None:
+    if not get_available_backends()["vllm"]:
+        return "vLLM is not installed"
+    from verl.rollout.vllm_setup import unsupported_reason
+
+    return unsupported_reason(causal_lm, device, config.tensor_model_parallel_size)
+
+
+def _vllm(config: RolloutConfig, causal_lm: nn.Module, dtype: torch.dtype, device: str, seed: int) -> RolloutEngine:
+    check_installed(config)
+    from verl.rollout.vllm_engine import vLLMRolloutEngine
+
+    return vLLMRolloutEngine.for_module(
+        causal_lm,
+        dtype,
+        device,
+        seed,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        enforce_eager=config.enforce_eager,
+        enable_prefix_caching=config.enable_prefix_caching,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        load_format=config.load_format,
+        tensor_parallel_size=config.tensor_model_parallel_size,
+        free_on_sleep=config.free_cache_engine,
+        engine_kwargs=config.engine_kwargs.get("vllm", {}),
+    )
 
 
 def _hf(config: RolloutConfig, causal_lm: nn.Module, dtype: torch.dtype, device: str, seed: int) -> RolloutEngine:
@@ -38,4 +92,4 @@ def _hf(config: RolloutConfig, causal_lm: nn.Module, dtype: torch.dtype, device:
     return HFRolloutEngine(twin.to(device), device=device, seed=seed, micro_batch_size=config.micro_batch_size)
 
 
-ROLLOUT_ENGINES: dict[str, RolloutFactory] = {"hf": _hf}
+ROLLOUT_ENGINES: dict[str, RolloutFactory] = {"auto": _auto, "hf": _hf, "vllm": _vllm}

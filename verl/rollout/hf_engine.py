@@ -31,7 +31,7 @@ class HFRolloutEngine:
         seed: what completions without seeds of their own follow from; give each replica another one.
         eos_token_ids: the ids that end a response; None takes those of the model's generation config.
         micro_batch_size: rows decoded together; None goes by the free memory.
-        drop_weights_on_sleep: whether `sleep` gives the weights' memory back; None does on CUDA.
+        free_on_sleep: whether `sleep` gives the weights' memory back; None does on CUDA.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class HFRolloutEngine:
         seed: int = 0,
         eos_token_ids: Sequence[int] | None = None,
         micro_batch_size: int | None = None,
-        drop_weights_on_sleep: bool | None = None,
+        free_on_sleep: bool | None = None,
     ) -> None:
         if micro_batch_size is not None and micro_batch_size < 1:
             raise ValueError(f"micro_batch_size must be at least 1 or None (by memory), not {micro_batch_size}")
@@ -54,7 +54,7 @@ class HFRolloutEngine:
         self._config = self.model.config.get_text_config()
         self._vocab_size = len(self.model.get_input_embeddings().weight)
         self._weights = ModuleWeights(model)
-        self._drop_on_sleep = self.device.type == "cuda" if drop_weights_on_sleep is None else drop_weights_on_sleep
+        self._free_on_sleep = self.device.type == "cuda" if free_on_sleep is None else free_on_sleep
         self._awake = True
         self._unseeded_calls = 0
 
@@ -75,16 +75,23 @@ class HFRolloutEngine:
         self.version = version
 
     def sleep(self) -> None:
-        """Stop generating until `wake_up`. Where weights are dropped, `update_weights` must bring them again."""
+        """Stop generating until `wake_up`. Where it frees them, `update_weights` must bring them again."""
         self._awake = False
-        if self._drop_on_sleep:
+        if self._free_on_sleep:
             self._weights.free()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    def wake_up(self) -> None:
-        self._awake = True
-        self._weights.allocate()
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """See `RolloutEngine.wake_up`. The KV cache lives only as long as `generate` runs."""
+        if tags is None or "weights" in tags:
+            self._weights.allocate()
+        if tags is None or "kv_cache" in tags:
+            self._awake = True
+
+    def weight_errors(self, weights: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
+        """See `RolloutEngine.weight_errors`."""
+        return self._weights.errors(weights)
 
     # ---- generation ----
 
@@ -119,7 +126,7 @@ class HFRolloutEngine:
             raise RuntimeError("the rollout engine sleeps: call wake_up() before generate()")
         if not self._weights.complete:
             raise RuntimeError(
-                "the rollout engine has no complete weights (sleep() dropped them, or an update failed midway): "
+                "the rollout engine has no complete weights (sleep() freed them, or an update failed midway): "
                 "call update_weights() before generate()"
             )
 

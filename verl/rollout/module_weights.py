@@ -40,6 +40,13 @@ class ModuleWeights:
         self._refuse_missing(set(filled))
         self.complete = True
 
+    def errors(self, weights: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
+        """For each weight, how far the module's own is from it (`relative_error`); NaN for an unknown name."""
+        return {
+            name: relative_error(self._tensors[name].detach(), tensor) if name in self._tensors else float("nan")
+            for name, tensor in weights
+        }
+
     def free(self) -> None:
         """Give the memory of all parameters back. Their values are lost; buffers stay."""
         self.complete = False
@@ -74,6 +81,14 @@ class ModuleWeights:
                 f"{len(missing)} of the rollout model's {len(self._parameters)} weights were not given: "
                 f"{', '.join(missing[:5])}{', ...' if len(missing) > 5 else ''}"
             )
+
+
+def relative_error(own: Tensor, given: Tensor) -> float:
+    """The largest difference over the largest number of `given`, in the dtype of `own`; NaN for another shape."""
+    if own.shape != given.shape:
+        return float("nan")
+    given = given.to(own.device, own.dtype)
+    return float((own - given).abs().max() / given.abs().max().clamp_min(torch.finfo(own.dtype).tiny))
 
 
 def _refuse_untied(target: Tensor, tensor: Tensor, first: str, second: str) -> None:

@@ -85,9 +85,8 @@ def inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
     Weights are non-negative and need not sum to 1; an index of weight 0 is never chosen.
     """
     cumulative = weights.cumsum(-1, dtype=torch.float64)
-    total = cumulative[:, -1:]
-    # u * total may round up to total, which no running sum exceeds.
-    target = torch.minimum(u.unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total)))
+    # Below the total for every u < 1, also after rounding: a float64 below 1 is at most 1 - 2**-53.
+    target = u.unsqueeze(-1) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
 
 

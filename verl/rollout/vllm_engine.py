@@ -20,14 +20,14 @@ from verl.rollout.vllm_setup import (
     CPU_BLOCK_SIZE,
     CPU_SEQUENCES,
     generators_kept,
-    install_log_probs,
     model_runner_of,
     require_vllm,
     start_engine,
+    stop_engine,
     unsupported_reason,
     write_config,
 )
-from verl.rollout.vllm_weights import CPUKVCache, weight_errors
+from verl.rollout.vllm_weights import CPUKVCache, repack_tied_heads, weight_errors
 from verl.utils.seeding import derive_seed
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
@@ -87,6 +87,8 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
         engine_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         require_vllm()
+        from verl.rollout.vllm_sampler import install as install_sampler
+
         self.device = device
         self.tensor_parallel_size = tensor_parallel_size
         self._check_processes()
@@ -124,8 +126,8 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
         if cpu:
             extra.setdefault("block_size", CPU_BLOCK_SIZE)
         self._engine = start_engine(arguments, extra, device)
-        install_log_probs(self._engine)
         self._runner = model_runner_of(self._engine)
+        install_sampler(self._runner)
         self._cpu_cache = CPUKVCache(self._runner.kv_caches)
         self.max_model_len: int = self._engine.model_config.max_model_len
         self._vocab_size: int = self._engine.model_config.get_vocab_size()
@@ -139,21 +141,16 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
         Nothing is copied: `update_weights` must bring the weights. ValueError when vLLM does not run such a model.
         """
         require_vllm()
-        config = getattr(module, "config", None)
-        if config is None or not hasattr(config, "save_pretrained"):
-            raise ValueError(
-                f"vLLM reads a model's shape from its transformers config, and {type(module).__name__} has none: "
-                "use rollout.name=hf"
-            )
-        architecture = type(module).__name__
-        reason = unsupported_reason(config, architecture, device, settings.get("tensor_parallel_size", 1))
+        reason = unsupported_reason(module, device, settings.get("tensor_parallel_size", 1))
         if reason is not None:
             raise ValueError(f"vLLM cannot run this model: {reason}; use rollout.name=hf (or auto)")
         ends: Any = module.generation_config.eos_token_id  # type: ignore[union-attr]
         settings.setdefault("eos_token_ids", () if ends is None else (ends,) if isinstance(ends, int) else ends)
         settings.setdefault("weight_names", [name for name, _ in module.named_parameters()])
+        if settings.get("load_format", "dummy") != "dummy":
+            return cls(_folder_of(module), dtype, device, seed, **settings)
         with tempfile.TemporaryDirectory() as folder:
-            write_config(config, architecture, Path(folder))
+            write_config(module, Path(folder))
             return cls(folder, dtype, device, seed, **settings)
 
     # ---- weights and memory ----
@@ -176,6 +173,8 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
                     "reload_weights", kwargs={"weights_iterator": _noting_names(weights, given)}
                 )
             self._refuse_missing(given)
+            if self.device == "cpu":
+                repack_tied_heads(self._runner.get_model())
         except BaseException as error:
             self._broken = f"an update of its weights failed midway ({type(error).__name__}: {error})"
             raise
@@ -222,6 +221,13 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
         else:
             self._engine.wake_up(sorted(chosen))
         self._asleep -= chosen
+
+    def close(self) -> None:
+        """End the engine and free its memory; it cannot be used again."""
+        if self._broken != "it was closed":
+            stop_engine(self._engine)
+            del self._runner, self._cpu_cache
+            self._broken = "it was closed"
 
     def _forget_cache(self) -> None:
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
@@ -350,7 +356,7 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
             )
         if 0 < sampling.temperature < SMALLEST_TEMPERATURE:
             raise ValueError(
-                f"temperature {sampling.temperature} is too low for vLLM: use at least {SMALLEST_TEMPERATURE}, or 0 (greedy)"
+                f"temperature {sampling.temperature} is below vLLM's least, {SMALLEST_TEMPERATURE}; 0 is greedy"
             )
 
     def _refuse_broken(self) -> None:
@@ -395,6 +401,16 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
                 f"the {self.tensor_parallel_size} processes of a replica were given different prompts, sampling or "
                 "seeds: tensor-parallel generation needs the same on each of them"
             )
+
+
+def _folder_of(module: Any) -> Path:
+    folder = Path(module.name_or_path)
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"vLLM cannot read weights from {module.name_or_path!r}, where this model came from: "
+            "use rollout.load_format=dummy"
+        )
+    return folder
 
 
 def _noting_names(weights: Iterable[tuple[str, Tensor]], given: set[str]) -> Iterator[tuple[str, Tensor]]:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import difflib
+import gc
 import os
 import random
 import uuid
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 ENVIRONMENT = {
     # The engine core runs in this very process: that is what lets the trainer hand its tensors over.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # The sampler below is that of the V1 model runner.
+    # vllm_sampler.py is written for the V1 model runner.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
     # Unless asked for otherwise, vLLM neither reports its use nor tells about every start.
     "VLLM_NO_USAGE_STATS": "1",
@@ -48,13 +49,12 @@ def require_vllm() -> None:
         raise ValueError(f"vLLM is not installed: {install_command('vllm')}, or use rollout.name=hf (or auto)")
 
 
-def unsupported_reason(config: Any, architecture: str, device: str, tensor_parallel_size: int = 1) -> str | None:
-    """Why vLLM cannot run a transformers model, or None when it can. vLLM must be installed.
-
-    Args:
-        config: the model's transformers config.
-        architecture: the name of the model's class, such as LlamaForCausalLM.
-    """
+def unsupported_reason(module: Any, device: str, tensor_parallel_size: int = 1) -> str | None:
+    """Why vLLM cannot run a model of the shape of `module`, or None when it can. vLLM must be installed."""
+    architecture: str = type(module).__name__
+    config: Any = getattr(module, "config", None)
+    if not hasattr(config, "save_pretrained"):
+        return f"vLLM reads a model's shape from its transformers config, and {architecture} has none"
     problem = heads_problem(config, tensor_parallel_size)
     if problem is not None:
         return problem
@@ -70,7 +70,7 @@ def unsupported_reason(config: Any, architecture: str, device: str, tensor_paral
             size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
             sizes = CPUAttentionBackend.get_supported_head_sizes()
             if size not in sizes:
-                return f"attention heads of size {size}, and vLLM on a CPU takes {', '.join(map(str, sizes))}"
+                return f"its attention heads have size {size}, and vLLM on a CPU takes {', '.join(map(str, sizes))}"
     return None
 
 
@@ -85,14 +85,14 @@ def heads_problem(config: Any, tensor_parallel_size: int) -> str | None:
     return None
 
 
-def write_config(config: Any, architecture: str, folder: Path) -> None:
-    """A folder from which vLLM reads a model's shape; its weights come from the trainer."""
-    described = copy.deepcopy(config)
-    described.architectures = [architecture]
-    # What the file of weights was quantized to says nothing about the trainer's weights.
-    if getattr(described, "quantization_config", None) is not None:
-        del described.quantization_config
-    described.save_pretrained(folder)
+def write_config(module: Any, folder: Path) -> None:
+    """A folder from which vLLM reads the shape of `module`, a model of transformers; its weights come otherwise."""
+    config = copy.deepcopy(module.config)
+    config.architectures = [type(module).__name__]
+    # How a file of weights was quantized says nothing about the trainer's weights.
+    if getattr(config, "quantization_config", None) is not None:
+        del config.quantization_config
+    config.save_pretrained(folder)
 
 
 def start_engine(arguments: Mapping[str, Any], extra: Mapping[str, Any], device: str) -> "LLMEngine":
@@ -109,7 +109,17 @@ def start_engine(arguments: Mapping[str, Any], extra: Mapping[str, Any], device:
         if device == "cpu" and config.cache_config.kv_cache_memory_bytes is None:
             config.cache_config.kv_cache_memory_bytes = cpu_kv_cache_bytes(config)
         engine = LLMEngine(config, _executor(config, device), log_stats=False, multiprocess_mode=False)
+    # An engine that is collected would take the process group of the trainer with it; `stop_engine` does not.
+    engine.engine_core._finalizer.detach()
+    gc.unfreeze()  # vLLM hides all objects of the process from the collector, the trainer's as well
     return engine
+
+
+def stop_engine(engine: "LLMEngine") -> None:
+    """End an engine and free what it holds. Process groups stay: they are the trainer's, or another engine's too."""
+    core = engine.engine_core.engine_core
+    core.model_executor.shutdown()
+    core.scheduler.shutdown()
 
 
 def _check_extra(extra: Mapping[str, Any], taken: Mapping[str, Any], known: set[str]) -> None:
@@ -199,45 +209,6 @@ def _executor(config: "VllmConfig", device: str) -> type[Any]:
     return InProcess
 
 
-class LogProbsBeforeFilters(torch.nn.Module):
-    """The step of vLLM's sampler that applies top-k and top-p and samples, with log-probs from before those filters.
-
-    vLLM offers log-probs before temperature ("raw") or after top-k and top-p ("processed"); the trainer's are of
-    logits / temperature over all tokens, which is neither when both a temperature and a filter are used.
-    Written for the V1 model runner of vLLM 0.32; to be dropped when vLLM offers such a mode.
-    """
-
-    def __init__(self, filter_and_sample: torch.nn.Module) -> None:
-        super().__init__()
-        self.filter_and_sample = filter_and_sample
-
-    def forward(
-        self,
-        logits: torch.Tensor,
-        generators: dict[int, torch.Generator],
-        k: torch.Tensor | None,
-        p: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        # First, since filtering may write into the logits.
-        log_probs = logits.log_softmax(dim=-1, dtype=torch.float32)
-        tokens, _ = self.filter_and_sample(logits, generators, k, p)
-        return tokens, log_probs
-
-
 def model_runner_of(engine: "LLMEngine") -> Any:
     """The object of vLLM that holds the model, the sampler and the KV cache of this process."""
     return engine.model_executor.driver_worker.worker.model_runner
-
-
-def install_log_probs(engine: "LLMEngine") -> None:
-    """Make `engine` return log-probs under softmax(logits / temperature), before top-k and top-p."""
-    from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
-    from vllm.v1.sample.sampler import Sampler
-
-    sampler = model_runner_of(engine).sampler
-    if not isinstance(sampler, Sampler):
-        raise RuntimeError(
-            f"the sampler of this vLLM is {type(sampler).__module__}.{type(sampler).__name__}, whose log-probs are not "
-            "the trainer's; unset VLLM_USE_V2_MODEL_RUNNER, or use a version of vLLM that verl was tested with (0.32)"
-        )
-    sampler.topk_topp_sampler = LogProbsBeforeFilters(TopKTopPSampler("raw_logprobs"))

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from verl.rollout.module_weights import relative_error
+
 # ---- weights ----
 
 
@@ -17,7 +19,8 @@ def weight_errors(
 
     Norms, biases and embeddings are compared number by number. vLLM fuses the matrices of linear layers, and on a CPU
     repacks them so that they cannot be read back: both sides multiply them with one random vector instead, whose
-    product tells matrices apart as a checksum does. Differences are relative to the largest number; NaN is a weight not found.
+    product tells matrices apart as a checksum does. Differences are relative to the largest number; NaN is a weight
+    that was not found.
 
     Args:
         rank, size: place of this process in its tensor-parallel group; it holds and compares its share of each matrix.
@@ -28,6 +31,7 @@ def weight_errors(
         for whole, parts in getattr(model, "packed_modules_mapping", {}).items()
         for part in parts
     }
+    heads = {id(head.weight): head for head in _output_heads(model)}
     errors = {}
     for name, weight in weights:
         path, _, kind = name.rpartition(".")
@@ -41,11 +45,45 @@ def weight_errors(
         weight = weight.to(own.device, own.dtype)
         if hasattr(module, "output_size"):
             errors[name] = _linear_error(module, kind, weight, parts.index(leaf) if parts else None, rank, size)
-        else:
-            # A vocabulary is split over its rows and padded at its end; anything else is whole everywhere.
-            share = weight if weight.shape == own.shape else weight[rank * len(own) : (rank + 1) * len(own)]
-            errors[name] = _relative(own[: len(share)], share)
+            continue
+        # A vocabulary is split over its rows and padded at its end; anything else is whole everywhere.
+        share = weight if weight.shape == own.shape else weight[rank * len(own) : (rank + 1) * len(own)]
+        errors[name] = relative_error(own[: len(share)], share)
+        if id(own) in heads:
+            vector = _probe(share, share.shape[1])
+            product = _product(heads[id(own)], vector)[: len(share)]
+            errors[name] = max(errors[name], relative_error(product, share @ vector))
     return errors
+
+
+def repack_tied_heads(model: nn.Module) -> None:
+    """Let output layers that share the embedding's weight follow it; to be called after every update.
+
+    On a CPU an output layer computes with a packed copy of its weight, which vLLM 0.32 makes anew only for layers whose
+    own weight is loaded. A tied one is loaded as the embedding and went on with the copy of the old weights. To be
+    dropped when vLLM reloads tied heads.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    embeddings = {id(module.weight) for module in model.modules() if type(module) is VocabParallelEmbedding}
+    for head in _output_heads(model):
+        if id(head.weight) in embeddings:
+            head.quant_method.process_weights_after_loading(head)
+
+
+def _output_heads(model: nn.Module) -> list[Any]:
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
+    return [module for module in model.modules() if isinstance(module, ParallelLMHead)]
+
+
+def _probe(like: Tensor, length: int) -> Tensor:
+    return torch.randn(length, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)
+
+
+def _product(module: Any, vector: Tensor) -> Tensor:
+    """What one of vLLM's layers makes of `vector` [inputs]: [outputs], without bias."""
+    return module.quant_method.apply(module, vector.unsqueeze(0), None).squeeze(0)
 
 
 def _linear_error(module: Any, kind: str, weight: Tensor, part: int | None, rank: int, size: int) -> float:
@@ -55,17 +93,17 @@ def _linear_error(module: Any, kind: str, weight: Tensor, part: int | None, rank
     """
     if kind == "bias":
         own = module.bias.to(weight.dtype)
-        return max(_relative(own[at], share) for at, share in _shares(module, weight, part, rank, size))
+        return max(relative_error(own[at], share) for at, share in _shares(module, weight, part, rank, size))
     inputs = getattr(module, "input_size_per_partition", module.input_size)
-    vector = torch.randn(inputs, generator=torch.Generator().manual_seed(0)).to(weight.device, weight.dtype)
-    product = module.quant_method.apply(module, vector.unsqueeze(0), None).squeeze(0)
+    vector = _probe(weight, inputs)
+    product = _product(module, vector)
     errors = []
     # Some families of models keep their matrices as [inputs, outputs], which a square one does not tell.
     for matrix in (weight, weight.t()):
         if matrix.shape[1] == module.input_size:
             columns = matrix[:, rank * inputs : (rank + 1) * inputs] if inputs < module.input_size else matrix
             shares = _shares(module, columns, part, rank, size)
-            errors.append(max(_relative(product[at], share @ vector) for at, share in shares))
+            errors.append(max(relative_error(product[at], share @ vector) for at, share in shares))
     return min(errors, default=float("nan"))
 
 
@@ -81,12 +119,6 @@ def _shares(module: Any, weight: Tensor, part: int | None, rank: int, size: int)
         row = start + rank * pieces // size * here
         yield slice(offset, offset + here), weight[row : row + here]
         start += pieces * here
-
-
-def _relative(own: Tensor, given: Tensor) -> float:
-    if own.shape != given.shape:
-        return float("nan")
-    return float((own - given).abs().max() / given.abs().max().clamp_min(torch.finfo(given.dtype).tiny))
 
 
 # ---- KV cache on a CPU ----

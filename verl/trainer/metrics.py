@@ -8,9 +8,7 @@ from torch import Tensor
 
 from verl.protocol import DataProto
 from verl.rewards import validation_metrics
-
-SCORE_COLUMN = "score/"
-"""Prefix of the columns that hold what a scoring rule returned besides its score."""
+from verl.trainer.steps import SCORE_COLUMN
 
 
 def batch_metrics(batch: DataProto, max_response_length: int) -> dict[str, float]:
@@ -44,21 +42,35 @@ def explained_variance(values: Tensor, returns: Tensor) -> float:
     return float(1 - (returns - values).var(unbiased=False) / spread) if spread > 0 else 0.0
 
 
-def rollout_agreement(batch: DataProto) -> dict[str, float]:
+def rollout_agreement(batch: DataProto, max_logprob_diff: float | None = None) -> dict[str, float]:
     """How far the generation engine's log-probs are from the trainer's, over the sampled tokens.
 
     `rollout/kl` is the k1 estimate of KL(rollout, trainer): the mean of log p_rollout - log p_trainer.
+    `rollout/prob_corr` is Pearson's correlation of the probabilities; it is left out where one of them never varies.
+    RuntimeError when a log-prob differs by more than `max_logprob_diff`.
     """
     tensors = batch.batch
     mask = tensors["response_mask"].bool()
     difference = (tensors["rollout_log_probs"] - tensors["old_log_probs"])[mask]
     if difference.numel() == 0:
         return {}
-    return {
+    metrics = {
         "rollout/logprob_abs_diff_mean": float(difference.abs().mean()),
         "rollout/logprob_abs_diff_max": float(difference.abs().max()),
         "rollout/kl": float(difference.mean()),
     }
+    probs = torch.stack([tensors[name][mask].double().exp() for name in ("rollout_log_probs", "old_log_probs")])
+    if difference.numel() > 1 and bool((probs.std(dim=1) > 0).all()):
+        metrics["rollout/prob_corr"] = float(probs.corrcoef()[0, 1])
+    # Turned around, so that a NaN stops the run too.
+    if max_logprob_diff is not None and not metrics["rollout/logprob_abs_diff_max"] <= max_logprob_diff:
+        raise RuntimeError(
+            f"a sampled token's log-prob differs by {metrics['rollout/logprob_abs_diff_max']:g} between rollout and "
+            f"trainer (on average {metrics['rollout/logprob_abs_diff_mean']:g}), above "
+            f"actor_rollout_ref.rollout.max_logprob_diff={max_logprob_diff:g}: the two engines do not hold the same "
+            "policy, or compute it in too different precisions (rollout.check_weight_sync=True compares their weights)"
+        )
+    return metrics
 
 
 def score_metrics(batches: Sequence[DataProto]) -> dict[str, float]:

@@ -28,19 +28,32 @@ from verl.algorithms.advantages import get_adv_estimator
 from verl.algorithms.kl import make_kl_controller
 from verl.config import PPOConfig
 from verl.config.loader import to_dict
-from verl.config.validate import resolve, validate
 from verl.data import RLHFDataset, build_dataloader
 from verl.protocol import DataProto
 from verl.rewards import RewardResult, load_reward_manager
 from verl.trainer.checkpoint import Checkpoints
-from verl.trainer.metrics import SCORE_COLUMN, batch_metrics, rollout_agreement, score_metrics, throughput_metrics
+from verl.trainer.checks import checked
+from verl.trainer.launch import due, load_models, shut_down, start_worker_groups
+from verl.trainer.metrics import batch_metrics, rollout_agreement, score_metrics, throughput_metrics
 from verl.trainer.roles import Role, needs_reference
-from verl.trainer.steps import MODEL_COLUMNS, compute_advantage, for_workers, label_prompts, penalize_kl, shuffled
+from verl.trainer.steps import (
+    MODEL_COLUMNS,
+    SCORE_COLUMN,
+    choose_tokens,
+    compute_advantage,
+    correct_rollout,
+    for_workers,
+    informative_groups,
+    label_prompts,
+    penalize_kl,
+    shuffled,
+    with_tensors,
+)
 from verl.utils.metrics import merge_metrics, metric_values
 from verl.utils.seeding import derive_seed
 from verl.utils.timing import timer
 from verl.utils.tracking import Tracking
-from verl.workers.ray import RayClassWithInitArgs, RayWorkerGroup, create_colocated_worker_cls
+from verl.workers.ray import RayWorkerGroup
 
 logger = logging.getLogger("verl.trainer.ppo")
 
@@ -76,9 +89,13 @@ class RayPPOTrainer:
         train_sampler: Any = None,
         modules: dict[str, torch.nn.Module] | None = None,
     ) -> None:
-        estimator = get_adv_estimator(config.algorithm.adv_estimator)
-        self.config = resolve(config, needs_critic=estimator.needs_critic)
-        validate(self.config, needs_critic=estimator.needs_critic, needs_groups=estimator.needs_groups)
+        given = {
+            "data.train_files": train_dataset,
+            "data.val_files": val_dataset,
+            "actor_rollout_ref.model.path": (modules or {}).get(Role.ActorRollout),
+        }
+        self.config = checked(config, given=[key for key, value in given.items() if value is not None])
+        self.estimator = get_adv_estimator(self.config.algorithm.adv_estimator)
         self.tokenizer = tokenizer
         self.role_worker_mapping = {str(role): worker for role, worker in role_worker_mapping.items()}
         self.resource_pool_manager = resource_pool_manager
@@ -93,6 +110,7 @@ class RayPPOTrainer:
         self.kl_controller = make_kl_controller(self.config.algorithm.kl_ctrl)
         self.worker_groups: dict[str, Any] = {}
         self.global_step = 0
+        self.prompt_batches_drawn = 0
         trainer = self.config.trainer
         self.checkpoints = Checkpoints(Path(trainer.default_local_dir), trainer)
         # Before any model loads: a tracker that cannot log in must say so now.
@@ -150,29 +168,24 @@ class RayPPOTrainer:
 
     def init_workers(self) -> None:
         """Start the worker groups, pool by pool, and load the models."""
-        if self.resource_pool_manager is not None:
-            self.resource_pool_manager.create_resource_pool()
-        pools: dict[int, tuple[Any, dict[str, RayClassWithInitArgs]]] = {}
-        for role, worker_cls in self.role_worker_mapping.items():
-            pool = self.resource_pool_manager and self.resource_pool_manager.get_resource_pool(role)
-            given = {"module": self.modules[role]} if role in self.modules else {}
-            init = RayClassWithInitArgs(worker_cls, config=self.config, role=role, **given)
-            pools.setdefault(id(pool), (pool, {}))[1][role] = init
-        for pool, class_dict in pools.values():
-            group = self.ray_worker_group_cls(
-                resource_pool=pool,
-                ray_cls_with_init=create_colocated_worker_cls(class_dict=class_dict),
-                timeout_s=self.config.trainer.worker_timeout_s,
-            )
-            self.worker_groups |= group.spawn(prefix_set=class_dict.keys())
-        for role, group in self.worker_groups.items():
-            logger.info("loading the model of role %s", role)
-            group.init_model()
+        self.worker_groups = start_worker_groups(
+            self.config,
+            self.role_worker_mapping,
+            self.resource_pool_manager,
+            self.ray_worker_group_cls,
+            self.modules,
+        )
+        load_models(self.worker_groups)
         groups = self.worker_groups
         self.actor_rollout_wg = groups[Role.ActorRollout]
         self.critic_wg = groups[Role.Critic] if self.config.critic.enable else None
         self.ref_wg = groups[Role.RefPolicy] if needs_reference(self.config) else None
         self.rm_wg = groups[Role.RewardModel] if self.config.reward.reward_model.enable else None
+
+    def shutdown(self) -> None:
+        """End the worker groups and give their resources back; the models are gone with them."""
+        shut_down(self.worker_groups, self.resource_pool_manager)
+        self.worker_groups = {}
 
     # ---- the loop ----
 
@@ -198,21 +211,25 @@ class RayPPOTrainer:
             return final
 
         bar = tqdm(total=self.total_steps, initial=self.global_step, desc="steps", unit="step")
-        for prompts in self._prompt_batches():
+        prompts = self._prompt_batches()
+        while self.global_step < self.total_steps:
+            self.global_step += 1
+            last = self.global_step == self.total_steps
             metrics: dict[str, float] = {}
             timings: dict[str, float] = {}
-            last = self.global_step == self.total_steps
             with timer("step", timings):
-                batch = self._collect(prompts, timings, metrics)
+                batch = self._sample(prompts, timings, metrics)
+                batch = self._evaluate(batch, timings, metrics)
                 self._update(batch, timings, metrics)
             metrics |= throughput_metrics(batch, timings["step"], self.actor_rollout_wg.world_size)
             metrics |= metric_values(merge_metrics(self.actor_rollout_wg.memory()))
 
-            if self._due(config.trainer.test_freq, last) and self.val_dataloader is not None:
+            # 6. validate, save, log
+            if due(config.trainer.test_freq, self.global_step, last) and self.val_dataloader is not None:
                 with timer("validate", timings):
                     final = self._validate()
                 metrics |= final
-            if self._due(config.trainer.save_freq, last):
+            if due(config.trainer.save_freq, self.global_step, last):
                 with timer("save", timings):
                     self._save()
             metrics |= {f"timing/{name}": seconds for name, seconds in timings.items()}
@@ -223,33 +240,65 @@ class RayPPOTrainer:
         bar.close()
         return final
 
-    def _collect(self, prompts: DataProto, timings: dict[str, float], metrics: dict[str, float]) -> DataProto:
-        """Steps 1 to 4: from prompts to a batch with advantages."""
-        config = self.config
-        balance = config.trainer.balance_batch
+    def _sample(self, prompts: Iterator[DataProto], timings: dict[str, float], metrics: dict[str, float]) -> DataProto:
+        """Steps 1 and 2: a batch of scored responses; with filter_groups, only prompts that have something to teach."""
+        filters, size = self.config.algorithm.filter_groups, self.config.data.train_batch_size
+        if not filters.enable:
+            return self._generate(next(prompts), timings, metrics)
+        kept: list[DataProto] = []
+        tried = found = 0
+        while found < size:
+            if filters.max_num_gen_batches and len(kept) == filters.max_num_gen_batches:
+                raise ValueError(
+                    f"algorithm.filter_groups: of {tried} prompts in {len(kept)} batches only {found} had samples that "
+                    f"differ in {filters.metric!r}, and a step needs {size}: make the data easier or harder, raise "
+                    "actor_rollout_ref.rollout.n, or raise algorithm.filter_groups.max_num_gen_batches"
+                )
+            batch = self._generate(next(prompts), timings, metrics)
+            kept.append(informative_groups(batch, filters.metric))
+            tried += len(set(batch.non_tensor_batch["uid"]))
+            found += len(set(kept[-1].non_tensor_batch["uid"]))
+        metrics |= {"filter_groups/tried_prompts": float(tried), "filter_groups/kept_prompts": float(found)}
+        return DataProto.concat(kept)[: size * self.config.actor_rollout_ref.rollout.n]
 
+    def _generate(self, prompts: DataProto, timings: dict[str, float], metrics: dict[str, float]) -> DataProto:
         # 1. responses
         with timer("gen", timings):
-            output = self.actor_rollout_wg.generate_sequences(self._generation_batch(prompts, validate=False))
+            output = self.actor_rollout_wg.generate_sequences(self._generation_batch(prompts, "train"))
         batch = _without_prompt_columns(prompts).union(output)
-
         # 2. scores
         with timer("reward", timings):
-            batch, reward_metrics = self.score(batch, self.reward_fn)
+            batch, reward_metrics = self.score(batch)
         metrics |= reward_metrics
+        if self.estimator.needs_greedy_baseline:
+            with timer("gen_baseline", timings):
+                batch = with_tensors(batch, baseline_scores=self._greedy_scores(prompts))
+        return batch
 
+    def _greedy_scores(self, prompts: DataProto) -> torch.Tensor:
+        """[B]: for each row the score of its prompt's most likely response, generated once for a prompt."""
+        n = self.config.actor_rollout_ref.rollout.n
+        once = prompts[::n]
+        output = self.actor_rollout_wg.generate_sequences(self._generation_batch(once, "greedy"))
+        scored, _ = self.score(_without_prompt_columns(once).union(output))
+        return scored.batch["token_level_scores"].sum(-1).repeat_interleave(n)
+
+    def _evaluate(self, batch: DataProto, timings: dict[str, float], metrics: dict[str, float]) -> DataProto:
+        config = self.config
+        model_batch = for_workers(batch, balance_batch=config.trainer.balance_batch)
         # 3. log-probs and values under the weights as they are
-        model_batch = for_workers(batch, balance_batch=balance)
-        with timer("old_log_prob", timings):
-            batch = batch.union(self.actor_rollout_wg.compute_log_prob(model_batch))
+        if config.algorithm.rollout_correction.bypass_mode:
+            batch = with_tensors(batch, old_log_probs=batch.batch["rollout_log_probs"])
+        else:
+            with timer("old_log_prob", timings):
+                batch = batch.union(self.actor_rollout_wg.compute_log_prob(model_batch))
+            metrics |= rollout_agreement(batch, config.actor_rollout_ref.rollout.max_logprob_diff)
         if self.ref_wg is not None:
             with timer("ref_log_prob", timings):
                 batch = batch.union(self.ref_wg.compute_ref_log_prob(model_batch))
         if self.critic_wg is not None:
             with timer("values", timings):
                 batch = batch.union(self.critic_wg.compute_values(model_batch))
-        metrics |= rollout_agreement(batch)
-
         # 4. rewards and advantages
         with timer("adv", timings):
             batch = self._apply_kl(batch, metrics)
@@ -259,59 +308,57 @@ class RayPPOTrainer:
         return batch
 
     def _update(self, batch: DataProto, timings: dict[str, float], metrics: dict[str, float]) -> None:
-        """Step 5: train on the batch and bring the new weights to the rollout engine."""
+        # 5. train, and bring the new weights to the rollout engine
         config, n = self.config, self.config.actor_rollout_ref.rollout.n
         balance = config.trainer.balance_batch
         seed = derive_seed(config.trainer.seed, "shuffle", self.global_step)
         if self.critic_wg is not None:
             assert config.critic.ppo_mini_batch_size is not None
             rows = shuffled(batch, seed) if config.critic.shuffle else batch
+            mini_batch_size = config.critic.ppo_mini_batch_size * n
+            sent = for_workers(rows, "values", "returns", mini_batch_size=mini_batch_size, balance_batch=balance)
             with timer("update_critic", timings):
-                parts = self.critic_wg.update_critic(
-                    for_workers(
-                        rows,
-                        "values",
-                        "returns",
-                        mini_batch_size=config.critic.ppo_mini_batch_size * n,
-                        balance_batch=balance,
-                    )
-                )
+                parts = self.critic_wg.update_critic(sent)
             metrics |= metric_values(merge_metrics(parts))
         if self.global_step <= config.trainer.critic_warmup:
             return
         actor = config.actor_rollout_ref.actor
-        columns = ["old_log_probs", "advantages", *(["ref_log_probs"] if actor.use_kl_loss else [])]
+        batch, correction_metrics = correct_rollout(batch, config.algorithm.rollout_correction)
+        metrics |= correction_metrics
+        batch = choose_tokens(batch, actor, seed)
         rows = shuffled(batch, seed) if actor.shuffle else batch
+        optional = [name for name in ("ref_log_probs", "rollout_weights", "selected") if name in rows.batch.keys()]  # noqa: SIM118
+        mini_batch_size = actor.ppo_mini_batch_size * n
+        sent = for_workers(
+            rows, "old_log_probs", "advantages", *optional, mini_batch_size=mini_batch_size, balance_batch=balance
+        )
         with timer("update_actor", timings):
-            parts = self.actor_rollout_wg.update_actor(
-                for_workers(rows, *columns, mini_batch_size=actor.ppo_mini_batch_size * n, balance_batch=balance)
-            )
+            parts = self.actor_rollout_wg.update_actor(sent)
         metrics |= metric_values(merge_metrics(parts))
         with timer("sync", timings):
-            self.actor_rollout_wg.sync_weights()
+            parts = self.actor_rollout_wg.sync_weights()
+        metrics |= metric_values(merge_metrics(parts))
 
     # ---- parts of a step ----
 
     def _prompt_batches(self) -> Iterator[DataProto]:
-        """Batches of prompts from where the loader stands, until the last step; counts the steps."""
+        """Batches of prompts from where the loader stands, epoch after epoch, without end."""
         n, seed = self.config.actor_rollout_ref.rollout.n, self.config.trainer.seed
-        while self.global_step < self.total_steps:
+        while True:
             for rows in self.train_dataloader:
-                self.global_step += 1
-                yield label_prompts(DataProto.from_single_dict(rows), self.global_step, n, seed)
-                if self.global_step >= self.total_steps:
-                    return
+                self.prompt_batches_drawn += 1
+                yield label_prompts(DataProto.from_single_dict(rows), self.prompt_batches_drawn, n, seed)
 
-    def _generation_batch(self, prompts: DataProto, validate: bool) -> DataProto:
+    def _generation_batch(self, prompts: DataProto, sampling: str) -> DataProto:
         return for_workers(
             prompts,
             columns=("input_ids", "attention_mask", "position_ids", "seed"),
-            validate=validate,
+            sampling=sampling,
             eos_token_ids=[] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id],
             pad_token_id=self.tokenizer.pad_token_id,
         )
 
-    def score(self, batch: DataProto, reward_fn: Any) -> tuple[DataProto, dict[str, float]]:
+    def score(self, batch: DataProto, validate: bool = False) -> tuple[DataProto, dict[str, float]]:
         """Add `token_level_scores`: the rule's scores and the reward model's, by their weights.
 
         What the rule returned besides its score becomes the columns `score/<name>`.
@@ -321,7 +368,7 @@ class RayPPOTrainer:
         extras: dict[str, Any] = {}
         metrics: dict[str, float] = {}
         if reward.rule_weight:
-            result: RewardResult = reward_fn(batch)
+            result: RewardResult = (self.val_reward_fn if validate else self.reward_fn)(batch)
             scores = scores + reward.rule_weight * result.token_level_scores
             extras = {f"{SCORE_COLUMN}{name}": column for name, column in result.extras.items()}
             metrics["reward/rule_mean"] = float(result.token_level_scores.sum(-1).mean())
@@ -344,9 +391,6 @@ class RayPPOTrainer:
         metrics["kl/coef"] = coef
         return batch
 
-    def _due(self, frequency: int, last: bool) -> bool:
-        return frequency >= 0 and (last or (frequency > 0 and self.global_step % frequency == 0))
-
     def _validate(self) -> dict[str, float]:
         """Greedy (or as val_kwargs says) answers to all validation prompts, scored; metrics by data source."""
         if self.val_dataloader is None:
@@ -356,8 +400,8 @@ class RayPPOTrainer:
         samples: list[tuple[str, str, float]] = []
         for number, rows in enumerate(self.val_dataloader):
             prompts = label_prompts(DataProto.from_single_dict(rows), number, n, derive_seed(seed, "validation"))
-            output = self.actor_rollout_wg.generate_sequences(self._generation_batch(prompts, validate=True))
-            batch, _ = self.score(_without_prompt_columns(prompts).union(output), self.val_reward_fn)
+            output = self.actor_rollout_wg.generate_sequences(self._generation_batch(prompts, "validate"))
+            batch, _ = self.score(_without_prompt_columns(prompts).union(output), validate=True)
             batches.append(batch)
             missing = self.config.trainer.log_val_generations - len(samples)
             samples += self._samples(batch[: max(missing, 0)])
@@ -380,7 +424,11 @@ class RayPPOTrainer:
     # ---- checkpoints ----
 
     def _save(self) -> None:
-        state = {"global_step": self.global_step, "kl_controller": self.kl_controller.state_dict()}
+        state = {
+            "global_step": self.global_step,
+            "prompt_batches_drawn": self.prompt_batches_drawn,
+            "kl_controller": self.kl_controller.state_dict(),
+        }
         with self.checkpoints.saving(self.global_step, state, self.train_dataloader.state_dict()) as folder:
             self.actor_rollout_wg.save_checkpoint(str(folder / "actor"), save_hf=True)
             if self.critic_wg is not None:
@@ -397,6 +445,7 @@ class RayPPOTrainer:
         self.train_dataloader.load_state_dict(loader_state)
         self.kl_controller.load_state_dict(state["kl_controller"])
         self.global_step = state["global_step"]
+        self.prompt_batches_drawn = state["prompt_batches_drawn"]
         logger.info("resumed at step %d from %s", self.global_step, folder)
 
 

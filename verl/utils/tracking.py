@@ -17,6 +17,9 @@ Scalar = float | int | str | None
 
 CONSOLE_METRICS = (
     "val/*",
+    "train/loss",
+    "train/rewards/accuracies",
+    "train/grad_norm",
     "reward/score_mean",
     "kl/reward_kl_per_response",
     "actor/pg_loss",

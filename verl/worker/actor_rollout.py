@@ -8,6 +8,7 @@ the last update is an error.
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from verl.config import PPOConfig
@@ -17,8 +18,9 @@ from verl.protocol import DataProto
 from verl.rollout import build_rollout
 from verl.rollout.base import RolloutEngine, Sampling
 from verl.rollout.batching import prompts_from, responses_to_batch
+from verl.rollout.weight_sync import check_weights, generating, sync_weights
 from verl.utils.backends import resolve_dtype
-from verl.utils.metrics import Metrics
+from verl.utils.metrics import Metrics, detach_metrics
 from verl.utils.seeding import derive_seed
 from verl.worker.dispatch import Dispatch, register
 from verl.worker.losses import actor_loss
@@ -28,11 +30,12 @@ from verl.worker.model_worker import ModelSettings, ModelWorker, micro_batching
 class ActorRolloutWorker(ModelWorker):
     """Trains the policy and samples from it."""
 
+    config: PPOConfig
+
     def __init__(self, config: PPOConfig, role: str = "actor_rollout", module: nn.Module | None = None) -> None:
         super().__init__(config, role, module)
         self.weights_version = 0
         self._rollout: RolloutEngine | None = None
-        self._rollout_version = -1
 
     def settings(self) -> ModelSettings:
         policy = self.config.actor_rollout_ref
@@ -51,17 +54,23 @@ class ActorRolloutWorker(ModelWorker):
         else:
             policy = PolicyModel.load(self.settings().model, self.master_dtype())
         rollout = self.config.actor_rollout_ref.rollout
-        dtype = rollout.dtype
-        if dtype == "auto":
-            dtype = self.settings().fsdp.mixed_precision.param_dtype
+        size = rollout.tensor_model_parallel_size
+        self.register_mesh("rollout", self.rank // size, self.world_size // size, collect=self.rank % size == 0)
         self._rollout = build_rollout(
             rollout,
             policy.hf_model,
-            dtype=resolve_dtype(dtype, self.device),
+            dtype=self.rollout_dtype(),
             device=self.device,
             seed=derive_seed(self.config.trainer.seed, "rollout", self.rank),
         )
         return policy
+
+    def rollout_dtype(self) -> torch.dtype:
+        """The dtype of the weights while generating."""
+        dtype = self.config.actor_rollout_ref.rollout.dtype
+        if dtype == "auto":
+            dtype = self.settings().fsdp.mixed_precision.param_dtype
+        return resolve_dtype(dtype, self.device)
 
     @property
     def rollout(self) -> RolloutEngine:
@@ -76,41 +85,51 @@ class ActorRolloutWorker(ModelWorker):
         self.sync_weights()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def sync_weights(self) -> None:
-        """Bring the rollout engine to the trainer's weights."""
+    def sync_weights(self) -> Metrics:
+        """Bring the rollout engine to the trainer's weights; see `verl.rollout.weight_sync`."""
+        rollout, dtype = self.config.actor_rollout_ref.rollout, self.rollout_dtype()
+        self.rollout.wake_up(["weights"])
         with self.engine_in_use() as engine:
-            self.rollout.update_weights(engine.named_weights(), self.weights_version)
-        self._rollout_version = self.weights_version
+            metrics = sync_weights(
+                engine.named_weights(dtype),
+                self.rollout,
+                self.weights_version,
+                rollout.update_weights_bucket_megabytes * 2**20,
+            )
+            if rollout.check_weight_sync:
+                check_weights(engine.named_weights(dtype), self.rollout, dtype)
+        return detach_metrics(metrics)
 
-    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, mesh="rollout")
     def generate_sequences(self, prompts: DataProto) -> DataProto:
         """One response for each row of prompts [B, P].
 
-        `meta_info`: `pad_token_id`, `eos_token_ids`, and `validate` (sample as rollout.val_kwargs says).
+        `meta_info`: `pad_token_id`, `eos_token_ids`, and `sampling`: "train" samples as actor_rollout_ref.rollout says,
+        "validate" as its val_kwargs, "greedy" takes the most likely tokens.
         A column `seed` [B] fixes each row's sample by itself. Returns the columns of a response (see protocol.schema).
         """
-        if self._rollout_version != self.weights_version:
+        if self.rollout.version != self.weights_version:
             raise RuntimeError(
                 f"role {self.role}, rank {self.rank}: the rollout engine has weights of version "
-                f"{self._rollout_version}, the trainer is at {self.weights_version}: "
+                f"{self.rollout.version}, the trainer is at {self.weights_version}: "
                 "call sync_weights() after update_actor()"
             )
         meta = prompts.meta_info
-        sampling = self._sampling(validate=meta["validate"], eos_token_ids=meta["eos_token_ids"])
+        sampling = self._sampling(meta["sampling"], meta["eos_token_ids"])
         seeds = prompts.batch["seed"].tolist() if "seed" in prompts.batch.keys() else None  # noqa: SIM118
-        self.rollout.wake_up()
-        completions = self.rollout.generate(prompts_from(prompts.batch), sampling, seeds)
-        self.rollout.sleep()
+        with generating(self.rollout, self.sync_weights, stale=False) as engine:
+            completions = engine.generate(prompts_from(prompts.batch), sampling, seeds)
         return DataProto(responses_to_batch(prompts.batch, completions, sampling.max_tokens, meta["pad_token_id"]))
 
-    def _sampling(self, *, validate: bool, eos_token_ids: list[int]) -> Sampling:
+    def _sampling(self, kind: str, eos_token_ids: list[int]) -> Sampling:
         rollout = self.config.actor_rollout_ref.rollout
-        chosen = rollout.val_kwargs if validate else rollout
+        chosen = rollout.val_kwargs if kind == "validate" else rollout
+        greedy = kind == "greedy" or not chosen.do_sample
         assert rollout.response_length is not None
         ends = [] if rollout.ignore_eos else eos_token_ids
         return Sampling(
             max_tokens=rollout.response_length,
-            temperature=chosen.temperature if chosen.do_sample else 0.0,
+            temperature=0.0 if greedy else chosen.temperature,
             top_p=chosen.top_p,
             top_k=chosen.top_k,
             ignore_eos=rollout.ignore_eos,
@@ -146,7 +165,6 @@ class ActorRolloutWorker(ModelWorker):
             batch,
             actor_loss(config, config.loss_scale_factor),
             agg_mode=config.loss_agg_mode,
-            max_length=config.loss_scale_factor,
             epochs=config.ppo_epochs,
             micro=micro_batching(
                 config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu

@@ -15,6 +15,8 @@ from verl.worker.model_worker import ModelSettings, ModelWorker, micro_batching
 class CriticWorker(ModelWorker):
     """Predicts the return from every response position, and learns to."""
 
+    config: PPOConfig
+
     def __init__(self, config: PPOConfig, role: str = "critic", module: nn.Module | None = None) -> None:
         super().__init__(config, role, module)
 
@@ -55,7 +57,6 @@ class CriticWorker(ModelWorker):
             batch,
             critic_loss(critic, max_length),
             agg_mode=critic.loss_agg_mode,
-            max_length=max_length,
             epochs=critic.ppo_epochs,
             micro=micro_batching(
                 critic.ppo_micro_batch_size_per_gpu, critic.use_dynamic_bsz, critic.ppo_max_token_len_per_gpu

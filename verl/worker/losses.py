@@ -14,8 +14,8 @@ from verl.algorithms.policy_losses import PolicyLossInputs, get_policy_loss
 from verl.algorithms.value_losses import value_loss
 from verl.config import ActorConfig, CriticConfig
 from verl.engine.base import LossFn, Outputs
-from verl.utils.distributed import all_reduce_sum, world_size
-from verl.utils.metrics import Mean, Metrics
+from verl.utils.distributed import all_reduce_sum
+from verl.utils.metrics import Mean, Metric, Metrics, Sum
 
 
 def actor_loss(config: ActorConfig, max_length: float) -> LossFn:
@@ -25,7 +25,6 @@ def actor_loss(config: ActorConfig, max_length: float) -> LossFn:
     def loss_fn(outputs: Outputs, batch: TensorDict) -> tuple[Tensor, Metrics]:
         mask = batch["response_mask"]
         weights = loss_weights(mask, config.loss_agg_mode, max_length)
-        count = loss_denominator(mask, config.loss_agg_mode)
         tokens = mask.sum()
         inputs = PolicyLossInputs(
             log_probs=outputs["log_probs"],
@@ -33,11 +32,13 @@ def actor_loss(config: ActorConfig, max_length: float) -> LossFn:
             advantages=batch["advantages"],
             response_mask=mask,
             entropy=outputs.get("entropy"),
+            weights=batch.get("rollout_weights", None),
+            selected=batch.get("selected", None),
             max_length=max_length,
         )
         loss, metrics = policy_loss(inputs, config)
         metrics = {f"actor/{name}": metric for name, metric in metrics.items()}
-        metrics["actor/pg_loss"] = Mean(loss.detach(), count)
+        metrics["actor/pg_loss"] = _loss_metric(loss, mask, config.loss_agg_mode)
         if "entropy" in outputs:
             metrics["actor/entropy"] = Mean(masked_sum(outputs["entropy"].detach(), mask), tokens)
             if config.entropy_coeff:
@@ -46,7 +47,7 @@ def actor_loss(config: ActorConfig, max_length: float) -> LossFn:
             kl = kl_estimate(outputs["log_probs"], batch["ref_log_probs"], config.kl_loss_type, mask)
             loss = loss + config.kl_loss_coef * masked_sum(kl * weights, mask)
             metrics["actor/kl_loss"] = Mean(masked_sum(kl.detach(), mask), tokens)
-        metrics["actor/loss"] = Mean(loss.detach(), count)
+        metrics["actor/loss"] = _loss_metric(loss, mask, config.loss_agg_mode)
         return loss, metrics
 
     return loss_fn
@@ -67,17 +68,23 @@ def critic_loss(config: CriticConfig, max_length: float) -> LossFn:
             max_length=max_length,
         )
         metrics = {f"critic/{name}": metric for name, metric in metrics.items()}
-        metrics["critic/vf_loss"] = Mean(loss.detach(), loss_denominator(mask, config.loss_agg_mode))
+        metrics["critic/vf_loss"] = _loss_metric(loss, mask, config.loss_agg_mode)
         metrics["critic/vpred_mean"] = Mean(masked_sum(outputs["values"].detach(), mask), mask.sum())
         return loss, metrics
 
     return loss_fn
 
 
-def global_denominator(mask: Tensor, agg_mode: str, max_length: float) -> float:
-    """The denominator of a mini-batch whose local rows have `mask`: summed over processes; 1 when nothing counts."""
-    total = all_reduce_sum(float(loss_denominator(mask, agg_mode, parts=world_size())))
-    return total if total else 1.0
+def _loss_metric(loss: Tensor, mask: Tensor, agg_mode: str) -> Metric:
+    """The aggregated loss of a micro-batch in a form that adds up: token-sum has no denominator to divide by."""
+    if agg_mode == "token-sum":
+        return Sum(loss.detach())
+    return Mean(loss.detach(), loss_denominator(mask, agg_mode))
+
+
+def over_all_ranks(count: Tensor) -> float:
+    """The denominator of a mini-batch, from that of its local rows: summed over processes; 1 when nothing counts."""
+    return all_reduce_sum(float(count)) or 1.0
 
 
 def local_mini_batches(batch: TensorDict, sizes: list[int]) -> list[TensorDict]:

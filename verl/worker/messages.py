@@ -36,7 +36,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class CallSite:
-    """Which call, in which process."""
+    """Which call, in which process. `pid` is 0 while nothing is known of the process."""
 
     role: str
     method: str
@@ -45,7 +45,8 @@ class CallSite:
     pid: int
 
     def __str__(self) -> str:
-        return f"{self.role}.{self.method} on rank {self.rank} (node {self.node}, pid {self.pid})"
+        process = f" (node {self.node}, pid {self.pid})" if self.pid else ""
+        return f"{self.role}.{self.method} on rank {self.rank}{process}"
 
 
 def annotate(error: Exception, site: CallSite) -> None:

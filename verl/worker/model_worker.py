@@ -4,6 +4,8 @@ actor_rollout   ActorRolloutWorker      generate_sequences, compute_log_prob, up
 critic          CriticWorker            compute_values, update_critic
 ref             ReferencePolicyWorker   compute_ref_log_prob
 rm              RewardModelWorker       compute_rm_score
+
+Without rollouts (verl.worker.offline): SFTWorker, RewardTrainingWorker, PreferenceWorker: update, evaluate
 """
 
 from collections.abc import Iterator
@@ -14,19 +16,21 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from verl.config import FSDPConfig, ModelConfig, OptimConfig, PPOConfig
+from verl.algorithms.aggregation import loss_denominator
+from verl.config import FSDPConfig, ModelConfig, OptimConfig, RunConfig
 from verl.engine.base import LossFn, MicroBatching, Outputs, TrainEngine
 from verl.engine.fsdp import FSDPEngine
 from verl.models.wrapper import ModelWrapper
 from verl.protocol import DataProto
 from verl.utils.backends import resolve_device, resolve_dtype
 from verl.utils.debug import memory_metrics
-from verl.utils.distributed import rank
+from verl.utils.distributed import rank, world_size
 from verl.utils.metrics import Max, Mean, Metrics, Sum, detach_metrics, merge_metrics
 from verl.utils.seeding import seed_everything
 from verl.worker.base import Worker
 from verl.worker.dispatch import Dispatch, register
-from verl.worker.losses import global_denominator, local_mini_batches
+from verl.worker.losses import local_mini_batches, over_all_ranks
+from verl.worker.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,12 @@ class ModelSettings:
 
 
 class ModelWorker(Worker):
-    """Base of the roles. `config` must be resolved (verl.config.validate.resolve).
+    """Base of the roles. `config` must be resolved (verl.config.validate.resolve, or resolve_offline).
 
     `module`, when given, is the model itself (its weights as they are); otherwise it is loaded from the settings.
     """
 
-    def __init__(self, config: PPOConfig, role: str, module: nn.Module | None = None) -> None:
+    def __init__(self, config: RunConfig, role: str, module: nn.Module | None = None) -> None:
         super().__init__()
         self.config = config
         self.role = role
@@ -108,7 +112,22 @@ class ModelWorker(Worker):
         loss_fn: LossFn,
         *,
         agg_mode: str,
-        max_length: float,
+        epochs: int,
+        micro: MicroBatching,
+        prefix: str,
+        **model_kwargs: object,
+    ) -> Metrics:
+        """`train_with` a loss of tokens that `agg_mode` aggregates."""
+        objective = Objective(
+            loss_fn, lambda mini: loss_denominator(mini["response_mask"], agg_mode, parts=world_size())
+        )
+        return self.train_with(batch, objective, epochs=epochs, micro=micro, prefix=prefix, **model_kwargs)
+
+    def train_with(
+        self,
+        batch: DataProto,
+        objective: Objective,
+        *,
         epochs: int,
         micro: MicroBatching,
         prefix: str,
@@ -120,8 +139,9 @@ class ModelWorker(Worker):
             rows = batch.batch.to(self.device)
             for _ in range(epochs):
                 for mini in local_mini_batches(rows, batch.meta_info["local_mini_batch_sizes"]):
-                    denominator = global_denominator(mini["response_mask"], agg_mode, max_length)
-                    parts.append(engine.forward_backward(mini, loss_fn, denominator, micro, **model_kwargs))
+                    denominator = over_all_ranks(objective.count(mini))
+                    mini = objective.prepare(engine, mini, micro)
+                    parts.append(engine.forward_backward(mini, objective.loss_fn, denominator, micro, **model_kwargs))
                     parts.append(_step_metrics(prefix, engine.optim_step()))
         return detach_metrics(merge_metrics(parts))
 

@@ -14,6 +14,8 @@ class ReferencePolicyWorker(ModelWorker):
     """The policy as it was before training. `ref.fsdp_config.param_offload` keeps it on the CPU between uses;
     `ref.unload` drops it and reads it from disk again at the next use."""
 
+    config: PPOConfig
+
     def __init__(self, config: PPOConfig, role: str = "ref", module: nn.Module | None = None) -> None:
         super().__init__(config, role, module)
 
@@ -25,6 +27,11 @@ class ReferencePolicyWorker(ModelWorker):
         if self._given_module is not None:
             return PolicyModel(self._given_module)
         return PolicyModel.load(self.settings().model, self.master_dtype())
+
+    @property
+    def temperature(self) -> float:
+        """The one that the responses were sampled with."""
+        return self.config.actor_rollout_ref.rollout.temperature
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
@@ -38,7 +45,7 @@ class ReferencePolicyWorker(ModelWorker):
             policy.ref.log_prob_max_token_len_per_gpu,
         )
         outputs = self.forward_rows(
-            batch, micro, temperature=policy.rollout.temperature, remove_padding=policy.model.use_remove_padding
+            batch, micro, temperature=self.temperature, remove_padding=policy.model.use_remove_padding
         )
         if policy.ref.unload:
             self._engine = None

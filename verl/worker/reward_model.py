@@ -20,6 +20,8 @@ class RewardModelWorker(ModelWorker):
     with its own tokenizer.
     """
 
+    config: PPOConfig
+
     def __init__(self, config: PPOConfig, role: str = "rm", module: nn.Module | None = None) -> None:
         super().__init__(config, role, module)
         self._retokenizer: Retokenizer | None = None

@@ -21,6 +21,10 @@ class Fragile(Worker):
             raise ValueError("no such model")
 
     @register(Dispatch.ONE_TO_ALL)
+    def pids(self) -> int:
+        return os.getpid()
+
+    @register(Dispatch.ONE_TO_ALL)
     def meet(self) -> int:
         self.init_distributed("cpu", timeout_s=60)
         return os.getpid()
@@ -31,10 +35,17 @@ class Fragile(Worker):
         if self.rank == self.world_size - 1:
             if does == "raise":
                 raise ValueError("x")
-            if does == "exit":
-                os._exit(1)
-            time.sleep(600)
+            os._exit(1)
         dist.all_reduce(torch.zeros(1))
+
+    @register(Dispatch.ONE_TO_ALL, blocking=False)
+    def last_one_later(self) -> None:
+        self.last_one("raise")
+
+    @register(Dispatch.ONE_TO_ALL)
+    def sleep_if_last(self) -> None:
+        if self.rank == self.world_size - 1:
+            time.sleep(600)
 
 
 def running(pid: int) -> bool:
@@ -52,8 +63,8 @@ def ended_within(pids: list[int], seconds: float) -> bool:
     return not any(map(running, pids))
 
 
-def test_h2_an_exception_of_one_rank(start: Callable[..., Any]) -> None:
-    wg = start(RayClassWithInitArgs(Fragile), name_prefix="actor")
+def test_h2_an_exception_of_one_rank(start_once: Callable[..., Any]) -> None:
+    wg = start_once(RayClassWithInitArgs(Fragile), name_prefix="actor")
     pids = wg.meet()
     started = time.monotonic()
     with pytest.raises(ValueError) as caught:
@@ -71,8 +82,22 @@ def test_h2_an_exception_of_one_rank(start: Callable[..., Any]) -> None:
     assert later.value.__cause__ is caught.value
 
 
-def test_h2_a_process_that_dies(start: Callable[..., Any]) -> None:
-    wg = start(RayClassWithInitArgs(Fragile), name_prefix="actor")
+def test_an_exception_of_a_call_that_nobody_waits_for(start_once: Callable[..., Any]) -> None:
+    wg = start_once(RayClassWithInitArgs(Fragile), name_prefix="actor")
+    wg.meet()
+    future = wg.last_one_later()
+    started = time.monotonic()
+    # Rank 0 hangs in the first call and never comes to this one.
+    with pytest.raises(ValueError, match="x") as caught:
+        wg.pids()
+    assert time.monotonic() - started < 5
+    assert caught.value.raised_by.method == "last_one_later"  # type: ignore[attr-defined]
+    with pytest.raises((ValueError, WorkerDiedError)):
+        future.get()
+
+
+def test_h2_a_process_that_dies(start_once: Callable[..., Any]) -> None:
+    wg = start_once(RayClassWithInitArgs(Fragile), name_prefix="actor")
     pids = wg.meet()
     started = time.monotonic()
     # The collective of rank 0 fails because of it, and may do so first; the death is what gets reported.
@@ -90,15 +115,17 @@ def test_h2_a_process_that_dies(start: Callable[..., Any]) -> None:
         wg.meet()
 
 
-def test_a_rank_that_never_answers(start: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
-    wg = start(RayClassWithInitArgs(Fragile), name_prefix="actor", timeout_s=3.0, log_every_s=1.0)
-    pids = [pid for pid in wg.mesh_position("train") and wg._processes._places]
+def test_a_rank_that_never_answers(start_once: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+    wg = start_once(RayClassWithInitArgs(Fragile), name_prefix="actor", timeout_s=3.0, log_every_s=1.0)
+    pids = wg.pids()
     with caplog.at_level(logging.WARNING, "verl.workers"), pytest.raises(TimeoutError) as caught:
-        wg.last_one("sleep")
-    assert str(caught.value).startswith("the driver waited 3 s for actor.last_one on rank ")
-    assert f"actor.last_one on rank 1 (node {os.uname().nodename}, pid {pids[1].pid})" in str(caught.value)
-    assert "the driver has waited 1 s for " in caplog.text and "rank 1" in caplog.text
-    assert ended_within([place.pid for place in pids], 10)
+        wg.sleep_if_last()
+    assert str(caught.value) == (
+        f"the driver waited 3 s for actor.sleep_if_last on rank 1 (node {os.uname().nodename}, pid {pids[1]}), without "
+        f"an answer; answers came from ranks [0]"
+    )
+    assert "the driver has waited 1 s for actor.sleep_if_last on rank 1" in caplog.text
+    assert ended_within(pids, 10)
     with pytest.raises(GroupStoppedError, match="was ended after TimeoutError: the driver waited 3 s"):
         wg.meet()
 

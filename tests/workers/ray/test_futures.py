@@ -12,7 +12,7 @@ import torch
 
 from verl.protocol import DataProto, DataProtoFuture
 from verl.worker import Dispatch, Worker, register
-from verl.workers.ray import RayClassWithInitArgs
+from verl.workers.ray import RayClassWithInitArgs, RayResourcePool
 
 
 def unpack(folder: str, text: str) -> "Traced":
@@ -100,13 +100,19 @@ class Consumer(Worker):
 
 
 @pytest.fixture(scope="module")
-def producer(start: Callable[..., Any]) -> Any:
-    return start(RayClassWithInitArgs(Producer), name_prefix="producer")
+def pool() -> RayResourcePool:
+    """Two groups share its places: on GPUs, each process of both would have half a device."""
+    return RayResourcePool([2], use_gpu=False, max_colocate_count=2, timeout_s=20)
 
 
 @pytest.fixture(scope="module")
-def consumer(start: Callable[..., Any]) -> Any:
-    return start(RayClassWithInitArgs(Consumer), name_prefix="consumer")
+def producer(start: Callable[..., Any], pool: RayResourcePool) -> Any:
+    return start(RayClassWithInitArgs(Producer), pool=pool, name_prefix="producer")
+
+
+@pytest.fixture(scope="module")
+def consumer(start: Callable[..., Any], pool: RayResourcePool) -> Any:
+    return start(RayClassWithInitArgs(Consumer), pool=pool, name_prefix="consumer")
 
 
 def batch(rows: int, **meta: Any) -> DataProto:
@@ -139,6 +145,8 @@ def test_shards_go_from_worker_to_worker(producer: Any, consumer: Any, tmp_path:
     assert seen_by(tmp_path) == set(consumer.pid())
     assert future.get().batch["y"].tolist() == [0, 10, 20, 30]
     assert os.getpid() in seen_by(tmp_path)
+    # That the driver has it now changes nothing: it is not sent from here.
+    assert consumer.read(future).batch["rank"].tolist() == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(

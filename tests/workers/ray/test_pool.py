@@ -1,3 +1,5 @@
+import time
+
 import pytest
 import ray
 
@@ -27,6 +29,9 @@ def test_ranks_follow_the_nodes() -> None:
         assert pool.world_size == 3 and len({slot.node_id for slot in slots}) == 1
     finally:
         pool.close()
+    deadline = time.monotonic() + 10  # Ray counts what comes back a little later
+    while ray.available_resources()["CPU"] < 4 and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert ray.available_resources()["CPU"] == 4
 
 
@@ -58,6 +63,15 @@ def test_a_device_that_the_pool_does_not_have() -> None:
     pool = RayResourcePool([1], use_gpu=False)
     with pytest.raises(ValueError, match="device_name='cuda' does not go with the resource pool 'pool'"):
         RayWorkerGroup(pool, RayClassWithInitArgs(Worker), device_name="cuda")
+
+
+def test_a_detached_pool_is_named_and_kept() -> None:
+    pool = RayResourcePool([1], use_gpu=False, name_prefix="kept", detached=True)
+    try:
+        (slot,) = pool.slots()
+        assert ray.util.get_placement_group("kept:0").id == slot.group.id
+    finally:
+        pool.close()
 
 
 def test_pools_by_role() -> None:

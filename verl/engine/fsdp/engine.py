@@ -161,7 +161,7 @@ class FSDPEngine:
 
     def _pieces(self, batch: TensorDict, micro: MicroBatching) -> list[Tensor]:
         """Rows of each micro-batch, in equal number on all processes: some may get empty ones at the end."""
-        pieces = split_rows(batch["attention_mask"].sum(1), micro)
+        pieces = split_rows(batch["attention_mask"].flatten(1).sum(1), micro)
         if world_size() > 1:
             count = torch.tensor(len(pieces), device=self.device)
             dist.all_reduce(count, dist.ReduceOp.MAX)

@@ -52,8 +52,9 @@ class WorkerActor:
         """Make the workers. `classes` is still packed, so that the environment is set when their modules load."""
         site = CallSite(self._label, "__init__", self._rank, socket.gethostname(), os.getpid())
         try:
-            os.environ.update(env)
-            torch.set_num_threads(int(env["OMP_NUM_THREADS"]))
+            threads = max(1, len(os.sched_getaffinity(0)) // int(env["LOCAL_WORLD_SIZE"]))
+            os.environ.update(env, OMP_NUM_THREADS=str(threads))
+            torch.set_num_threads(threads)
             for role, (cls, args, kwargs) in self._fetch(classes[0]).items():
                 self._hosts[role] = Host.build(role, cls, args, kwargs, site.node)
         except Exception as error:

@@ -1,6 +1,5 @@
 """The actors behind one group, or behind the groups of several roles."""
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,10 +34,11 @@ class RayProcesses:
         self._limits = limits
         self._stopped: GroupStoppedError | None = None
         self._actors: list[Any] = []
-        self._places = [Place("not known yet", "", 0, 0)] * pool.world_size
-        slots = pool.slots()
+        self._places = [Place("", "", 0, 0)] * pool.world_size
+        self._unfinished: list[Waiting] = []
         pool.claim()
         try:
+            slots = pool.slots()
             self._actors = [self._actor(rank, slot) for rank, slot in enumerate(slots)]
             # The actors' own nodes and ids come first, so that every later message can name them.
             self._places = self._await([actor.place.options(num_returns=2).remote() for actor in self._actors], start)
@@ -66,7 +66,10 @@ class RayProcesses:
             if sent:  # some ranks run and would wait for the others for ever
                 self._stop(error)
             raise
-        waiting = Waiting(tuple(sent), len(sources), self._limits, self._stop)
+        self._unfinished = [waiting for waiting in self._unfinished if not waiting.finished()]
+        earlier = tuple(waiting.calls for waiting in self._unfinished)
+        waiting = Waiting(tuple(sent), len(sources), self._limits, earlier, self._stop)
+        self._unfinished.append(waiting)
         values = {call.site.rank: call.value for call in sent}
         return Pending([values[rank] for rank in sources], waiting, waiting.ready)
 
@@ -80,8 +83,10 @@ class RayProcesses:
         why = "was shut down" if reason is None else f"was ended after {type(reason).__name__}: {reason}"
         self._stopped = GroupStoppedError(f"the group {self._label!r} {why}")
         self._stopped.__cause__ = reason
-        for actor in self._actors:
-            ray.kill(actor)
+        self._unfinished = []
+        if ray.is_initialized():
+            for actor in self._actors:
+                ray.kill(actor)
         self._pool.release()
 
     def _actor(self, rank: int, slot: Slot) -> Any:
@@ -94,7 +99,6 @@ class RayProcesses:
         ).remote(self._label, rank, self._limits.timeout_s)
 
     def _env(self, rank: int, slot: Slot) -> dict[str, str]:
-        cores = len(os.sched_getaffinity(0))
         return {
             "RANK": str(rank),
             "WORLD_SIZE": str(self.world_size),
@@ -102,7 +106,6 @@ class RayProcesses:
             "LOCAL_WORLD_SIZE": str(slot.local_world_size),
             "MASTER_ADDR": self._places[0].address,
             "MASTER_PORT": str(self._places[0].port),
-            "OMP_NUM_THREADS": str(max(1, cores // slot.local_world_size)),
         }
 
     def _await(self, refs: Sequence[tuple[ray.ObjectRef, ray.ObjectRef]], limits: Limits) -> list[Any]:

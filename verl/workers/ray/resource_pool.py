@@ -115,8 +115,9 @@ class RayResourcePool:
 
     def close(self) -> None:
         """Give the resources back. Actors that still run on them are killed by Ray."""
-        for group in self._groups:
-            remove_placement_group(group)
+        if ray.is_initialized():
+            for group in self._groups:
+                remove_placement_group(group)
         self._groups = []
 
     def _bundle(self) -> dict[str, float]:
@@ -218,6 +219,12 @@ class ResourcePoolManager:
             )
             for name, processes in self.resource_pool_spec.items()
         }
+
+    def close(self) -> None:
+        """Give back what the pools hold."""
+        for pool in self.resource_pool_dict.values():
+            pool.close()
+        self.resource_pool_dict = {}
 
     def get_resource_pool(self, role: Hashable) -> RayResourcePool:
         """The pool of a role. ValueError for a role without one, RuntimeError before `create_resource_pool`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from verl.worker.messages import CallSite, Reply, annotate
 from verl.workers.errors import WorkerDiedError
@@ -43,6 +43,8 @@ class Waiting:
     Attributes:
         calls: all ranks that run, in rank order.
         sources: how many of them send a reply that is wanted.
+        earlier: the calls of group calls that these processes had not finished when this one was sent. If one of those
+            leaves ranks behind, this one would wait for them for ever.
         stop: called with the error when the group is no longer of use: a rank failed and others did not, or a process
             died, or the group's own deadline passed. Only where the group is.
     """
@@ -50,11 +52,13 @@ class Waiting:
     calls: tuple[RemoteCall, ...]
     sources: int
     limits: Limits
+    earlier: tuple[tuple[RemoteCall, ...], ...] = ()
     stop: Callable[[Exception], None] | None = None
     waiter: str = "the driver"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Waiting, (self.calls, self.sources, self.limits, None, "a worker that was handed the future")
+        waiter = "a worker that was handed the future"
+        return Waiting, (self.calls, self.sources, self.limits, self.earlier, None, waiter)
 
     def __call__(self, handles: list[ray.ObjectRef], timeout_s: float | None) -> list[Reply]:
         """The replies behind `handles`. Raises the worker's exception, WorkerDiedError, or TimeoutError.
@@ -75,45 +79,49 @@ class Waiting:
             ) from None
 
     def ready(self, handles: list[ray.ObjectRef]) -> bool:
+        """Whether everything behind `handles` is there, be it a reply or an error."""
+        return self.finished()
+
+    def finished(self) -> bool:
+        """Whether all ranks are done, well or not."""
         statuses = [call.status for call in self.calls]
         return len(ray.wait(statuses, num_returns=len(statuses), timeout=0)[0]) == len(statuses)
 
     def _wait(self, wanted: set[ray.ObjectRef], deadline: float, limit: float) -> None:
-        pending = {call.status: call for call in self.calls}
+        pending = {call.status: (call, calls) for calls in (self.calls, *self.earlier) for call in calls}
         started = time.monotonic()
         next_log = started + self.limits.log_every_s
         while wanted & pending.keys():
             patience = max(0.0, min(deadline, next_log) - time.monotonic())
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=patience)
             for ref in ready:
-                call = pending.pop(ref)
-                error = _error_of(call)
-                if error is not None:
-                    raise self._failed(call.site, error, pending)
+                self._check(*pending.pop(ref))
             if ready:
                 continue
-            late = [call.site for call in pending.values()]
+            late = [call.site for call in self.calls if call.status in pending]
             if time.monotonic() >= deadline:
                 raise self._late(late, limit)
             logger.warning("%s has waited %.0f s for %s", self.waiter, time.monotonic() - started, _list(late))
             next_log += self.limits.log_every_s
 
-    def _failed(self, site: CallSite, error: Exception, pending: dict[ray.ObjectRef, RemoteCall]) -> Exception:
-        errors = [(site, error)]
-        if pending:
-            ready, _ = ray.wait(list(pending), num_returns=len(pending), timeout=GRACE_S)
-            found = [(pending[ref].site, _error_of(pending[ref])) for ref in ready]
-            errors += [(where, other) for where, other in found if other is not None]
+    def _check(self, call: RemoteCall, calls: tuple[RemoteCall, ...]) -> None:
+        """Raise if `call`, one of the group call `calls`, failed in a way that concerns who waits here."""
+        error = _error_of(call)
+        if error is None:
+            return
+        others = [other for other in calls if other is not call]
+        errors = [(call, error), *_failures_among(others)]
         errors.sort(key=lambda pair: not isinstance(pair[1], WorkerDiedError))
-        (_, chosen), *others = errors
-        for where, other in others:
-            text = str(other).splitlines() or [""]
-            chosen.add_note(f"rank {where.rank} failed too: {type(other).__name__}: {text[0]}")
+        (_, error), *less = errors
+        for other, further in less:
+            text = str(further).splitlines() or [""]
+            error.add_note(f"rank {other.site.rank} failed too: {type(further).__name__}: {text[0]}")
         # When every rank raised, such as for a bad argument, they still agree and none is stuck in a collective.
-        alike = len(errors) == len(self.calls) and not isinstance(chosen, WorkerDiedError)
-        if self.stop is not None and not alike:
-            self.stop(chosen)
-        return chosen
+        whole = len(errors) == len(calls) and not isinstance(error, WorkerDiedError)
+        if self.stop is not None and not whole:
+            self.stop(error)
+        if calls is self.calls or not whole:
+            raise error
 
     def _late(self, late: list[CallSite], limit: float) -> TimeoutError:
         answered = [call.site.rank for call in self.calls if call.site not in late]
@@ -126,13 +134,22 @@ class Waiting:
         return error
 
 
+def _failures_among(calls: list[RemoteCall]) -> list[tuple[RemoteCall, Exception]]:
+    """Those that have failed, or do so within the grace time."""
+    if not calls:
+        return []
+    by_status = {call.status: call for call in calls}
+    ready, _ = ray.wait(list(by_status), num_returns=len(by_status), timeout=GRACE_S)
+    found = [(by_status[ref], _error_of(by_status[ref])) for ref in ready]
+    return [(call, error) for call, error in found if error is not None]
+
+
 def _error_of(call: RemoteCall) -> Exception | None:
     """What went wrong with a call that is done."""
     try:
         failure = ray.get(call.status)
-    except (
-        RayTaskError
-    ) as error:  # outside of the method: arguments that do not unpickle, a result that does not pickle
+    except RayTaskError as error:
+        # Raised outside of the method, by arguments that do not unpickle or a result that does not pickle.
         cause = error.cause if isinstance(error.cause, Exception) else RuntimeError(str(error))
         annotate(cause, call.site)
         cause.add_note(str(error))
@@ -145,8 +162,11 @@ def _error_of(call: RemoteCall) -> Exception | None:
 
 
 def _detail(error: RayError) -> str:
-    lines = [line for line in str(error).splitlines() if line and not line.startswith("\t")]
-    return lines[-1].split(" Some common causes include")[0]
+    """What Ray says of a death, without its advice."""
+    lines = [line for line in str(error).splitlines() if line]
+    if isinstance(error, RayActorError):
+        return lines[-1].split(" Some common causes include")[0]
+    return " ".join(lines[:2])
 
 
 def _list(sites: Iterable[CallSite]) -> str:

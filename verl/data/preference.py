@@ -1,0 +1,222 @@
+"""Preferences: pairs of answers to one prompt, and answers with a judgement of their own."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from verl.config import PairDataConfig, PreferenceDataConfig
+from verl.data.columns import DataFiles, open_with_columns
+from verl.data.conversations import ConversationEncoder, Encoded
+from verl.data.prompts import Prompt, PromptEncoder, located, pad_token_id
+from verl.data.rl_dataset import rows_used
+from verl.data.stacking import stack_answers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Answer = str | Sequence[Mapping[str, Any]]
+"""Text, the messages that follow the prompt, or a whole chat with the prompt in it."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    index: int
+    chosen: Encoded
+    rejected: Encoded
+
+
+@dataclass(frozen=True)
+class Judged:
+    index: int
+    answer: Encoded
+    desirable: bool
+
+
+class AnswerEncoder:
+    """Prompt and answer as token ids, within the lengths of `config`."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", config: PairDataConfig) -> None:
+        self._config = config
+        self._encode = ConversationEncoder(
+            PromptEncoder(tokenizer, config.chat_template, dict(config.apply_chat_template_kwargs))
+        )
+
+    def __call__(self, prompt: Prompt, answer: Answer) -> Encoded:
+        """ValueError for an answer that is no answer to `prompt`, or too long with `truncation="error"`."""
+        if isinstance(answer, str):
+            encoded = self._encode.answer(prompt, answer)
+        else:
+            context = _as_chat(prompt)
+            messages = answer if _begins_with_assistant(answer) else _after(context, answer)
+            encoded = self._encode.chat([*context, *messages], context=len(context))
+        return self._cut(encoded)
+
+    def _cut(self, encoded: Encoded) -> Encoded:
+        config, length = self._config, encoded.prompt_length
+        limits = {"prompt": config.max_prompt_length, "response": config.max_response_length}
+        lengths = {"prompt": length, "response": len(encoded.ids) - length}
+        for part, limit in limits.items():
+            if lengths[part] > limit and config.truncation == "error":
+                raise ValueError(
+                    f"the {part} has {lengths[part]} tokens, but data.max_{part}_length is {limit}: raise it, or set "
+                    "data.truncation=left or right (the side on which prompts are cut; answers lose their end)"
+                )
+        extra = max(length - limits["prompt"], 0)
+        kept = slice(extra, length) if config.truncation == "left" else slice(length - extra)
+        answer = slice(length, length + limits["response"])
+        return Encoded(encoded.ids[kept] + encoded.ids[answer], encoded.trained[kept] + encoded.trained[answer])
+
+
+class PairDataset(Dataset[Pair]):
+    """(prompt, chosen, rejected), or (chosen, rejected) that begin alike, as `Pair` items.
+
+    Chats that begin with the same messages share these as their prompt; strings share the same words. (What both
+    halves of a pair begin with adds the same to both log-probs, so the cut changes no loss of pairs.)
+
+    Raises:
+        FileNotFoundError, ValueError: for a bad file, column or row; at the row for answers that are too long
+            (`truncation="error"`) or have no beginning in common.
+    """
+
+    def __init__(
+        self, files: DataFiles, tokenizer: "PreTrainedTokenizerBase", config: PairDataConfig, *, max_samples: int = -1
+    ) -> None:
+        self._config = config
+        self._encode = AnswerEncoder(tokenizer, config)
+        self.pad_id = pad_token_id(tokenizer)
+        self._rows = open_with_columns(files, [[config.chosen_key, config.rejected_key]])
+        self._count = rows_used(len(self._rows), max_samples)
+        self[0]  # the first row shows what is wrong with all of them, such as a missing chat template
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, item: int) -> Pair:
+        row = self._rows[item]
+        with located(self._rows.place(item)):
+            prompt, chosen, rejected = split_pair(
+                row.get(self._config.prompt_key), row[self._config.chosen_key], row[self._config.rejected_key]
+            )
+            pair = Pair(item, self._encode(prompt, chosen), self._encode(prompt, rejected))
+            length = pair.chosen.prompt_length
+            if pair.chosen.ids[:length] != pair.rejected.ids[: pair.rejected.prompt_length]:
+                raise ValueError("the chat template writes the prompt of the two answers differently")
+            return pair
+
+    def collate(self, pairs: Sequence[Pair]) -> dict[str, Tensor | np.ndarray]:
+        """`input_ids` and `attention_mask` [B, 2, P + R], `response_mask` [B, 2, R] (0 is chosen, 1 is rejected) and
+        `index` [B], the number of the row."""
+        answers = [answer for pair in pairs for answer in (pair.chosen, pair.rejected)]
+        columns = stack_answers(answers, self.pad_id)
+        return {
+            **{name: column.unflatten(0, (len(pairs), 2)) for name, column in columns.items()},
+            "index": torch.tensor([pair.index for pair in pairs]),
+        }
+
+
+class JudgedDataset(Dataset[Judged]):
+    """(prompt, completion, label) as `Judged` items. A file of pairs gives two items a row, a good and a bad one."""
+
+    def __init__(
+        self,
+        files: DataFiles,
+        tokenizer: "PreTrainedTokenizerBase",
+        config: PreferenceDataConfig,
+        *,
+        max_samples: int = -1,
+    ) -> None:
+        self._config = config
+        self._encode = AnswerEncoder(tokenizer, config)
+        self.pad_id = pad_token_id(tokenizer)
+        judged = [config.prompt_key, config.completion_key, config.label_key]
+        self._rows = open_with_columns(files, [judged, [config.chosen_key, config.rejected_key]])
+        used = rows_used(len(self._rows), max_samples)
+        self._items = [(row, half) for row in range(used) for half in self._halves(row)]
+        self[0]
+
+    def _halves(self, row: int) -> Sequence[str | None]:
+        config = self._config
+        is_judged = self._rows[row].get(config.completion_key) is not None
+        return (None,) if is_judged else (config.chosen_key, config.rejected_key)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, item: int) -> Judged:
+        config, (number, half) = self._config, self._items[item]
+        row = self._rows[number]
+        with located(self._rows.place(number)):
+            if half is None:
+                prompt, answer = row[config.prompt_key], row[config.completion_key]
+                return Judged(item, self._encode(prompt, answer), as_label(row[config.label_key], config.label_key))
+            prompt, *answers = split_pair(row.get(config.prompt_key), row[config.chosen_key], row[config.rejected_key])
+            desirable = half == config.chosen_key
+            return Judged(item, self._encode(prompt, answers[0 if desirable else 1]), desirable)
+
+    def collate(self, items: Sequence[Judged]) -> dict[str, Tensor | np.ndarray]:
+        """`input_ids` and `attention_mask` [B, P + R], `response_mask` [B, R], `labels` and `index` [B]."""
+        return {
+            **stack_answers([item.answer for item in items], self.pad_id),
+            "labels": torch.tensor([item.desirable for item in items]),
+            "index": torch.tensor([item.index for item in items]),
+        }
+
+
+def split_pair(prompt: Prompt | None, chosen: Answer, rejected: Answer) -> tuple[Prompt, Answer, Answer]:
+    """Prompt and answers; without a prompt it is what both answers begin with.
+
+    ValueError when they have no beginning in common, or are written in two ways.
+    """
+    if isinstance(chosen, str) != isinstance(rejected, str):
+        raise ValueError("one answer is a string and the other a list of messages")
+    if isinstance(chosen, str):
+        assert isinstance(rejected, str)
+        if prompt is not None:
+            return prompt, chosen, rejected
+        shared = _shared(chosen, rejected)
+        # Words stay whole: tokens reach over the letters that two words share.
+        cut = max((i + 1 for i in range(shared) if chosen[i].isspace()), default=0)
+        if cut == 0:
+            raise ValueError("without a prompt, chosen and rejected must begin with the same words")
+        return chosen[:cut], chosen[cut:], rejected[cut:]
+    if prompt is not None:
+        return prompt, chosen, rejected
+    assert not isinstance(rejected, str)
+    # The last message of each is an answer, also when both are the same.
+    shared = min(_shared(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
+    if shared < 1:
+        raise ValueError("without a prompt, chosen and rejected must begin with the same messages")
+    return list(chosen[:shared]), list(chosen[shared:]), list(rejected[shared:])
+
+
+def as_label(value: Any, key: str) -> bool:
+    """True or false, also written as 1 or 0; ValueError for anything else."""
+    if isinstance(value, bool | int | float) and value in (0, 1):
+        return bool(value)
+    raise ValueError(f"column {key!r} must be true or false, not {value!r}")
+
+
+def _as_chat(prompt: Prompt) -> list[Mapping[str, Any]]:
+    return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+
+
+def _begins_with_assistant(answer: Sequence[Mapping[str, Any]]) -> bool:
+    return bool(answer) and answer[0].get("role") == "assistant"
+
+
+def _after(context: Sequence[Mapping[str, Any]], chat: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """What follows `context` in a whole chat."""
+    said = [(message.get("role"), message.get("content")) for message in chat[: len(context)]]
+    if said != [(message.get("role"), message.get("content")) for message in context]:
+        raise ValueError("the answer is a whole chat that does not begin with the prompt")
+    return chat[len(context) :]
+
+
+def _shared(one: Sequence[Any], two: Sequence[Any]) -> int:
+    """How many items both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))

@@ -1,0 +1,80 @@
+"""Rows for supervised fine-tuning: token ids with a mask of what is trained on."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from verl.config import SFTDataConfig
+from verl.data.columns import DataFiles, open_with_columns
+from verl.data.conversations import ConversationEncoder, Encoded
+from verl.data.prompts import PromptEncoder, located, pad_token_id
+from verl.data.rl_dataset import rows_used
+from verl.data.stacking import pad
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class SFTDataset(Dataset[Encoded]):
+    """Chats (column `config.messages_key`), or prompts and responses, as `Encoded` rows of at most `max_length` tokens.
+
+    Raises:
+        FileNotFoundError, ValueError: for a bad file, column or row; at the row when it is longer than `max_length`
+            (`truncation="error"`) or has nothing to train on.
+    """
+
+    def __init__(
+        self, files: DataFiles, tokenizer: "PreTrainedTokenizerBase", config: SFTDataConfig, *, max_samples: int = -1
+    ) -> None:
+        self._config = config
+        self._encoder = ConversationEncoder(
+            PromptEncoder(tokenizer, config.chat_template, dict(config.apply_chat_template_kwargs))
+        )
+        self.pad_id = pad_token_id(tokenizer)
+        self._rows = open_with_columns(files, [[config.messages_key], [config.prompt_key, config.response_key]])
+        self._count = rows_used(len(self._rows), max_samples)
+        # The first row shows what is wrong with all of them, such as a missing chat template.
+        with located(self._rows.place(0)):
+            self._encode(self._rows[0])
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, item: int) -> Encoded:
+        with located(self._rows.place(item)):
+            return cut_row(self._encode(self._rows[item]), self._config.max_length, self._config.truncation)
+
+    def _encode(self, row: dict[str, Any]) -> Encoded:
+        messages = row.get(self._config.messages_key)
+        if messages is not None:
+            return self._encoder.chat(messages)
+        return self._encoder.answer(row[self._config.prompt_key], row[self._config.response_key])
+
+    def collate(self, rows: Sequence[Encoded]) -> dict[str, Tensor | np.ndarray]:
+        """`input_ids`, `attention_mask` and `response_mask`, int64 [B, W], W the longest row; padded on the right.
+
+        A row's first token is never trained on: nothing predicts it.
+        """
+        masks = [[0, *row.trained[1:]] for row in rows]
+        return {
+            "input_ids": pad([row.ids for row in rows], self.pad_id),
+            "attention_mask": pad([[1] * len(row.ids) for row in rows], 0),
+            "response_mask": pad(masks, 0),
+        }
+
+
+def cut_row(row: Encoded, max_length: int, side: str) -> Encoded:
+    """At most `max_length` tokens: `left` loses the first ones, `right` the last, `error` is a ValueError."""
+    extra = len(row.ids) - max_length
+    if extra <= 0:
+        return row
+    if side == "error":
+        raise ValueError(
+            f"the row has {len(row.ids)} tokens, but data.max_length is {max_length}: raise it, or set "
+            "data.truncation=left or right"
+        )
+    kept = slice(extra, None) if side == "left" else slice(max_length)
+    return Encoded(row.ids[kept], row.trained[kept])

@@ -1,0 +1,46 @@
+"""What must hold before anything starts: the config's own rules, and those of the algorithms that it names."""
+
+from collections.abc import Collection
+
+from verl.algorithms.advantages import get_adv_estimator
+from verl.algorithms.policy_losses import get_policy_loss
+from verl.config import PPOConfig
+from verl.config.errors import ConfigError
+from verl.config.validate import resolve, validate
+from verl.models.loading import check_model_folder
+
+
+def checked(config: PPOConfig, given: Collection[str] = ()) -> PPOConfig:
+    """The resolved config.
+
+    Args:
+        given: keys of files and models that the caller hands over as objects (see `verl.config.validate.validate`).
+
+    Raises:
+        ValueError: lists everything that is wrong, before any model loads.
+    """
+    estimator = get_adv_estimator(config.algorithm.adv_estimator)
+    config = resolve(config, needs_critic=estimator.needs_critic)
+    validate(config, needs_critic=estimator.needs_critic, needs_groups=estimator.needs_groups, given=given)
+    loss = config.actor_rollout_ref.actor.policy_loss
+    get_policy_loss(loss.loss_mode).check_kwargs(loss.loss_kwargs)
+    if estimator.needs_reward_components and config.algorithm.use_kl_in_reward:
+        raise ConfigError(
+            [
+                f"algorithm.adv_estimator={config.algorithm.adv_estimator} normalises rewards one by one, and KL "
+                "in the reward (algorithm.use_kl_in_reward) is none of them: use actor_rollout_ref.actor.use_kl_loss"
+            ]
+        )
+    return config
+
+
+def check_models(config: PPOConfig) -> None:
+    """ValueError, without loading anything, when a model that the run needs cannot be read from where it should be."""
+    models = [config.actor_rollout_ref.model]
+    if config.critic.enable:
+        models.append(config.critic.model)
+    if config.reward.reward_model.enable:
+        models.append(config.reward.reward_model.model)
+    for path in dict.fromkeys(model.path for model in models):
+        assert path is not None, "validate() leaves no model without a path"
+        check_model_folder(path)
