@@ -18,6 +18,7 @@ from verl.models.loading import load_model_tokenizer
 from verl.trainer import RayPPOTrainer
 from verl.trainer.main_ppo import placement, session
 from verl.trainer.roles import default_roles
+from verl.trainer.steps import with_tensors
 from verl.worker import Dispatch, Worker, register
 
 
@@ -55,11 +56,8 @@ class NoveltyTrainer(RayPPOTrainer):
         last = batch.batch["response_mask"].sum(-1) - 1
         scores = batch.batch["token_level_scores"].clone()
         scores[torch.arange(len(batch)), last] += 0.1 * novelty
-        batch = batch.select(batch_keys=[key for key in batch.batch.keys() if key != "token_level_scores"])  # noqa: SIM118
-        return batch.union(DataProto.from_dict({"token_level_scores": scores})), {
-            **metrics,
-            "reward/novelty_mean": float(novelty.mean()),
-        }
+        metrics["reward/novelty_mean"] = float(novelty.mean())
+        return with_tensors(batch, token_level_scores=scores), metrics
 
 
 def main(overrides: list[str]) -> dict[str, float]:

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import socket
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,10 +29,8 @@ def load_file(path: str) -> Any:
     return module
 
 
-def run_rank(rank: int, source: str, function: str, folder: str, world_size: int, port: int) -> None:
+def run_rank(rank: int, function: Callable[..., Any], folder: Path, world_size: int, port: int) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
-    torch.set_num_threads(1)
-    sys.path.insert(0, str(Path(__file__).parents[1]))  # so that test files can import tests.conftest
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://127.0.0.1:{port}",
@@ -39,13 +38,21 @@ def run_rank(rank: int, source: str, function: str, folder: str, world_size: int
         world_size=world_size,
         timeout=timedelta(seconds=60),
     )
-    args = torch.load(Path(folder) / "args.pt", weights_only=False)
-    result = getattr(load_file(source), function)(*args)
-    torch.save(result, Path(folder) / f"result_{rank}.pt")
+    result = function(*torch.load(folder / "args.pt", weights_only=False))
+    torch.save(result, folder / f"result_{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
+def main(source: str, function: str, folder: str, world_size: int) -> None:
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # so that test files can import tests.conftest
+    target = getattr(load_file(source), function)
+    # Forked and not spawned: what the test file imports, which takes seconds, is imported once.
+    mp.start_processes(
+        run_rank, (target, Path(folder), world_size, free_port()), nprocs=world_size, start_method="fork"
+    )
+
+
 if __name__ == "__main__":
-    source_, function_, folder_, world_size_ = sys.argv[1:]
-    mp.spawn(run_rank, args=(source_, function_, folder_, int(world_size_), free_port()), nprocs=int(world_size_))
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -1,4 +1,6 @@
-"""Write an arithmetic data set: sums as raw prompts ("12+7="), the answer as ground truth.
+"""Write an arithmetic data set: sums as raw prompts, the answer as ground truth.
+
+A prompt shows one solved sum and asks for another ("7+5=12\\n12+7="), so that a language model sees what is wanted.
 
     python examples/data/arithmetic.py --out data/arithmetic
 
@@ -11,6 +13,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+
+TEMPLATE = "7+5=12\n{a}+{b}="
 
 
 def arithmetic_rows(largest: int, template: str, split: str, pairs: list[tuple[int, int]]) -> list[dict]:
@@ -28,10 +33,10 @@ def arithmetic_rows(largest: int, template: str, split: str, pairs: list[tuple[i
 
 
 def write_arithmetic(
-    folder: Path, largest: int = 50, test_size: int = 200, template: str = "{a}+{b}=", seed: int = 0
+    folder: Path, largest: int = 20, test_size: int = 150, template: str = TEMPLATE, seed: int = 0
 ) -> tuple[Path, Path]:
-    """Write train.parquet and test.parquet into `folder`: all sums of numbers up to `largest`, `test_size` held out."""
-    pairs = [(a, b) for a in range(1, largest + 1) for b in range(1, largest + 1)]
+    """Write train.parquet and test.parquet into `folder`: all sums of numbers from 0 to `largest`, `test_size` held out."""
+    pairs = [(a, b) for a in range(largest + 1) for b in range(largest + 1)]
     if not 0 < test_size < len(pairs):
         raise ValueError(f"test_size must be from 1 to {len(pairs) - 1} (all sums up to {largest}), not {test_size}")
     random.Random(seed).shuffle(pairs)
@@ -47,9 +52,9 @@ def write_arithmetic(
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of train.parquet and test.parquet")
-    parser.add_argument("--largest", type=int, default=50, help="largest number that is added")
-    parser.add_argument("--test-size", type=int, default=200, help="sums that are held out")
-    parser.add_argument("--template", default="{a}+{b}=", help="the prompt, with the fields {a} and {b}")
+    parser.add_argument("--largest", type=int, default=20, help="largest number that is added")
+    parser.add_argument("--test-size", type=int, default=150, help="sums that are held out")
+    parser.add_argument("--template", default=TEMPLATE, help="the prompt, with the fields {a} and {b}")
     args = parser.parse_args()
     for file in write_arithmetic(args.out, args.largest, args.test_size, args.template):
         print(file)

@@ -125,10 +125,9 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], what: str
 
 @pytest.mark.parametrize("kind", ["llama", "tied llama", "qwen3", "gpt2", "opt", "user module", "critic"])
 def test_in_one_process(kind: str) -> None:
-    settings = SETTINGS | (PACKED if build(kind).supports_packing else {})
     expected, tokens = gradient(kind, Setting())
     assert tokens == TOKENS
-    for name, (found, counted) in gradients(kind, settings).items():
+    for name, (found, counted) in gradients(kind, all_settings(kind)).items():
         assert_same(found, expected, name)
         assert counted == TOKENS
 
@@ -145,14 +144,23 @@ def test_it_is_the_gradient_of_sum_over_denominator() -> None:
     assert_same(gradient("llama", Setting())[0], plain_gradient("llama"), "engine")
 
 
-@pytest.mark.parametrize("kind", ["tied llama", "gpt2", "user module", "critic"])
-def test_on_two_processes(kind: str, run_distributed: Callable[..., list[Any]]) -> None:
-    settings = SETTINGS | (PACKED if build(kind).supports_packing else {})
-    expected, _ = gradient(kind, Setting())
-    ranks = run_distributed(gradients, 2, kind, settings)
-    for name in settings:
-        assert_same(ranks[0][name][0], expected, f"{name} on 2 processes")
-        assert ranks[0][name][1] + ranks[1][name][1] == TOKENS
+def all_settings(kind: str) -> dict[str, Setting]:
+    return SETTINGS | (PACKED if build(kind).supports_packing else {})
+
+
+def gradients_of_kinds(kinds: list[str]) -> dict[str, dict[str, tuple[dict[str, Tensor], float]]]:
+    return {kind: gradients(kind, all_settings(kind)) for kind in kinds}
+
+
+def test_on_two_processes(run_distributed: Callable[..., list[Any]]) -> None:
+    kinds = ["tied llama", "gpt2", "user module", "critic"]
+    ranks = run_distributed(gradients_of_kinds, 2, kinds)
+    for kind in kinds:
+        expected, _ = gradient(kind, Setting())
+        for name in all_settings(kind):
+            first, second = ranks[0][kind][name], ranks[1][kind][name]
+            assert_same(first[0], expected, f"{kind}, {name} on 2 processes")
+            assert first[1] + second[1] == TOKENS
 
 
 def test_replicas_of_shards(run_distributed: Callable[..., list[Any]]) -> None:
@@ -162,26 +170,18 @@ def test_replicas_of_shards(run_distributed: Callable[..., list[Any]]) -> None:
         assert_same(found, expected, name)
 
 
-def with_rank_dependent_weights() -> dict[str, Tensor]:
+def weights_that_differ_and_a_size_that_does_not_fit() -> tuple[dict[str, Tensor], str]:
     torch.manual_seed(dist.get_rank())
     engine = FSDPEngine(PolicyModel(CausalMixer()), FSDPConfig(), OptimConfig(), "cpu")
-    return dict(engine.named_weights())
+    with pytest.raises(ValueError) as error:
+        FSDPEngine(PolicyModel(CausalMixer()), FSDPConfig(fsdp_size=3), OptimConfig(), "cpu")
+    return dict(engine.named_weights()), str(error.value)
 
 
-def test_all_processes_start_from_the_weights_of_the_first(run_distributed: Callable[..., list[Any]]) -> None:
+def test_processes_agree_before_they_start(run_distributed: Callable[..., list[Any]]) -> None:
     torch.manual_seed(0)
     expected = dict(CausalMixer().named_parameters())
-    for weights in run_distributed(with_rank_dependent_weights, 2):
+    for weights, message in run_distributed(weights_that_differ_and_a_size_that_does_not_fit, 2):
         assert weights.keys() == expected.keys()
         assert all(torch.equal(weights[name], expected[name]) for name in expected)
-
-
-def impossible_fsdp_size() -> str:
-    with pytest.raises(ValueError) as error:
-        FSDPEngine(build("user module"), FSDPConfig(fsdp_size=3), OptimConfig(), "cpu")
-    return str(error.value)
-
-
-def test_fsdp_size_must_divide_the_processes(run_distributed: Callable[..., list[Any]]) -> None:
-    message = run_distributed(impossible_fsdp_size, 2)[0]
-    assert message == "fsdp_config.fsdp_size=3 must be -1 or divide the number of processes, 2"
+        assert message == "fsdp_config.fsdp_size=3 must be -1 or divide the number of processes, 2"

@@ -41,6 +41,18 @@ def test_agreement_of_the_two_engines() -> None:
     assert metrics["rollout/logprob_abs_diff_mean"] == pytest.approx(0.25)
     assert metrics["rollout/logprob_abs_diff_max"] == pytest.approx(0.5)
     assert metrics["rollout/kl"] == pytest.approx((0.5 - 0.25 + 0) / 3)
+    # Pearson of (e^-1, e^-2, e^-3) and (e^-1.5, e^-1.75, e^-3)
+    assert metrics["rollout/prob_corr"] == pytest.approx(0.875482, abs=1e-5)
+
+
+def test_engines_too_far_apart_stop_the_run() -> None:
+    assert rollout_agreement(batch(), max_logprob_diff=0.5)
+    with pytest.raises(RuntimeError, match=r"differs by 0.5 .*max_logprob_diff=0.4"):
+        rollout_agreement(batch(), max_logprob_diff=0.4)
+    broken = batch()
+    broken.batch["rollout_log_probs"][0, 0] = NAN
+    with pytest.raises(RuntimeError, match="differs by nan"):
+        rollout_agreement(broken, max_logprob_diff=0.5)
 
 
 def test_explained_variance() -> None:

@@ -1,11 +1,11 @@
 """Files whose rows may be written in several ways, told apart by the columns of the first row."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from verl.data.files import JoinedRows, open_rows
+from verl.data.sources import Files, local_files
 
-DataFiles = str | Path | Sequence[str | Path]
+DataFiles = Files
 
 
 def open_with_columns(files: DataFiles, ways: Sequence[Sequence[str]]) -> JoinedRows:
@@ -13,11 +13,8 @@ def open_with_columns(files: DataFiles, ways: Sequence[Sequence[str]]) -> Joined
 
     FileNotFoundError or ValueError as `open_rows`, and ValueError for a file that fits no way.
     """
-    paths = [files] if isinstance(files, str | Path) else list(files or ())
-    if not paths:
-        raise ValueError("no data file is given: set the key to a path or a list of paths")
     opened = []
-    for path in paths:
+    for path in local_files(files):
         first = open_rows(path)[0]
         fitting = next((way for way in ways if all(first.get(column) is not None for column in way)), None)
         if fitting is None:

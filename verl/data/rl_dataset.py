@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,13 +13,14 @@ from verl.config import DataConfig
 from verl.data.files import JoinedRows, open_rows
 from verl.data.overlong import prompt_lengths
 from verl.data.prompts import PromptEncoder, located, pad_token_id, truncate
+from verl.data.sources import Files, local_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
-DataFiles = str | Path | Sequence[str | Path]
+DataFiles = Files
 
 
 class RLHFDataset(Dataset[dict[str, Any]]):
@@ -120,11 +120,8 @@ def left_pad(ids: Sequence[int], width: int, pad_id: int) -> dict[str, Tensor]:
 
 def open_data(data_files: DataFiles, config: DataConfig, required: Sequence[str] = ()) -> JoinedRows:
     """The rows of all files; every one has a prompt, a data source and the `required` columns."""
-    paths = [data_files] if isinstance(data_files, str | Path) else list(data_files or ())
-    if not paths:
-        raise ValueError("no data file is given: set the key to a path or a list of paths")
     columns = dict.fromkeys((config.prompt_key, config.reward_fn_key, *required))
-    return JoinedRows([open_rows(path, list(columns)) for path in paths])
+    return JoinedRows([open_rows(path, list(columns)) for path in local_files(data_files)])
 
 
 def rows_used(rows: int, max_samples: int) -> int:

@@ -89,8 +89,12 @@ def backbone_of(hf_model: Any) -> nn.Module:
 
 
 def last_hidden_state(backbone: nn.Module, layout: TokenLayout) -> Tensor:
-    """The backbone's hidden states, flattened to [b * W, H] (aligned) or [T, H] (packed)."""
-    return run_model(backbone, layout).last_hidden_state.flatten(0, 1)
+    """The backbone's hidden states, flattened to [b * W, H] (aligned) or [T, H] (packed).
+
+    A backbone of the user's own may return them as they are, instead of an object with `.last_hidden_state`.
+    """
+    outputs = run_model(backbone, layout)
+    return (outputs if isinstance(outputs, Tensor) else outputs.last_hidden_state).flatten(0, 1)
 
 
 def logits_of(outputs: Any) -> Tensor:

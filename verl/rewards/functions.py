@@ -55,9 +55,18 @@ class ImportedFunction:
         self.keywords = dict(keywords or {})
         found = import_from_path(path)
         if not callable(found):
-            raise ValueError(f"{path!r} is no function but a {type(found).__name__}")
+            where, _, name = path.rpartition(":")
+            raise ValueError(f"{name!r} in {where} is no function but a {type(found).__name__}")
         self.fn: Callable[..., Any] = functools.partial(found, **self.keywords) if self.keywords else found
-        self.__signature__ = inspect.signature(self.fn)
+        try:
+            self.__signature__ = inspect.signature(self.fn)
+        except ValueError as error:
+            given = ", ".join(f"{name}={value!r}" for name, value in self.keywords.items())
+            where, _, name = path.rpartition(":")
+            raise ValueError(
+                f"{name} in {where} cannot be called with {given}: it is {name}{inspect.signature(found)}"
+            ) from error
+        self.__name__ = path.rpartition(":")[2]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fn(*args, **kwargs)
@@ -74,15 +83,16 @@ def kind_of(fn: Callable[..., Any]) -> Kind:
     attempts: tuple[tuple[Kind, tuple[Any, ...], dict[str, Any]], ...] = (
         ("row", (), dict.fromkeys(ROW_ARGUMENTS)),
         ("row", (), dict.fromkeys((*ROW_ARGUMENTS, OPTIONAL_ROW_ARGUMENT))),
-        ("texts", (None, None), {}),
         ("batch", (None,), {}),
+        ("texts", (None, None), {}),
     )
     for kind, args, kwargs in attempts:
         try:
             signature.bind(*args, **kwargs)
         except TypeError:
             continue
-        return kind
+        if kind == "row" or not set(ROW_ARGUMENTS) & set(signature.parameters):  # else it is a row function, incomplete
+            return kind
     raise ValueError(
         f"{_name(fn)}{signature} is no reward function: expected fn({', '.join(ROW_ARGUMENTS)}), "
         "fn(prompts, responses) or fn(batch)"

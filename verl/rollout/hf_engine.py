@@ -14,7 +14,7 @@ from verl.rollout.base import Completion, Sampling
 from verl.rollout.batching import left_pad, position_ids_from
 from verl.rollout.kv_cache import RowCache, rows_that_fit
 from verl.rollout.module_weights import ModuleWeights
-from verl.rollout.sampling import choose, uniforms
+from verl.rollout.sampling import RowNoise, choose
 from verl.utils.seeding import derive_seed
 
 
@@ -168,24 +168,27 @@ class HFRolloutEngine:
         """Completions of one micro-batch; `names` are the rows' numbers in the caller's batch, for messages."""
         stops = {*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos_token_ids)}
         stop_ids = torch.tensor(sorted(stops), dtype=torch.int64, device=self.device)
-        draws = uniforms(seeds, sampling.max_tokens).to(self.device)
+        noise = None if sampling.temperature == 0 else RowNoise(seeds)
         tokens = torch.zeros((len(prompts), sampling.max_tokens), dtype=torch.int64, device=self.device)
         log_probs = torch.zeros((len(prompts), sampling.max_tokens), dtype=torch.float32, device=self.device)
         lengths = [sampling.max_tokens] * len(prompts)
+        live = list(range(len(prompts)))
         rows, logits = self._prefill(prompts, sampling.max_tokens)
         for step in range(sampling.max_tokens):
-            chosen, chosen_log_probs = choose(logits, draws[rows.index, step], sampling)
-            tokens[rows.index, step] = chosen
-            log_probs[rows.index, step] = chosen_log_probs
+            drawn = None if noise is None else noise.draw(live, logits.shape[-1]).to(self.device)
+            chosen, chosen_log_probs = choose(logits, drawn, sampling)
+            tokens[live, step], log_probs[live, step] = chosen, chosen_log_probs
             ended = torch.isin(chosen, stop_ids).tolist()
             if any(ended):
-                for row, end in zip(rows.index.tolist(), ended, strict=True):
+                for row, end in zip(live, ended, strict=True):
                     if end:
                         lengths[row] = step + 1
-                order = torch.tensor(survivors(ended), dtype=torch.int64, device=self.device)
+                kept = survivors(ended)
+                live = [live[i] for i in kept]
+                order = torch.tensor(kept, dtype=torch.int64, device=self.device)
                 rows.keep(order)
                 chosen = chosen[order]
-            if len(chosen) == 0 or step + 1 == sampling.max_tokens:
+            if not live or step + 1 == sampling.max_tokens:
                 break
             logits = self._forward(chosen.unsqueeze(-1), rows)
         _refuse_not_finite(log_probs, names)
@@ -201,7 +204,6 @@ class HFRolloutEngine:
         # Without padding there is no mask either: attention then takes its fast path.
         padded = bool((mask == 0).any())
         rows = _Rows(
-            index=torch.arange(len(prompts), device=self.device),
             positions=position_ids_from(mask),
             mask=mask if padded else None,
             cache=RowCache(owner, width + max_tokens - 1),
@@ -231,13 +233,12 @@ class HFRolloutEngine:
 class _Rows:
     """The rows of a micro-batch that still generate."""
 
-    index: Tensor  # [rows]: which rows of the micro-batch they are
     positions: Tensor  # [rows, tokens]: position ids of the next forward pass
     mask: Tensor | None  # [rows, P + max_tokens]: 0 on left padding; None without any
     cache: RowCache
 
     def keep(self, order: Tensor) -> None:
-        self.index, self.positions = self.index[order], self.positions[order]
+        self.positions = self.positions[order]
         self.mask = None if self.mask is None else self.mask[order]
         self.cache.keep(order)
 

@@ -37,7 +37,7 @@ def in_buckets(weights: Weights, bucket_bytes: int) -> Iterator[list[tuple[str, 
 def sync_weights(weights: Weights, rollout: RolloutEngine, version: int, bucket_bytes: int) -> Metrics:
     """Bring `rollout` to `weights`, gathering one bucket at a time; never is a second whole model held.
 
-    Returns `sync/bytes` (what the engine was given) and `sync/bytes_per_second`.
+    Returns `perf/sync_bytes` (what the engine was given) and `perf/sync_bytes_per_second`.
     """
     given = 0
 
@@ -54,7 +54,7 @@ def sync_weights(weights: Weights, rollout: RolloutEngine, version: int, bucket_
     start = time.perf_counter()
     rollout.update_weights(counted(), version)
     seconds = time.perf_counter() - start
-    return {"sync/bytes": Max(float(given)), "sync/bytes_per_second": Mean(float(given), seconds)}
+    return {"perf/sync_bytes": Max(float(given)), "perf/sync_bytes_per_second": Mean(float(given), seconds)}
 
 
 def check_weights(weights: Weights, rollout: RolloutEngine, dtype: torch.dtype) -> None:

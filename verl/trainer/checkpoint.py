@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from verl.config import TrainerConfig
+from verl.config import BaseTrainerConfig
 
 _LATEST = "latest_checkpointed_iteration.txt"
 
 
 class Checkpoints:
-    def __init__(self, directory: Path, config: TrainerConfig) -> None:
+    def __init__(self, directory: Path, config: BaseTrainerConfig) -> None:
         self.directory = directory.absolute()
         self.config = config
 

@@ -48,7 +48,7 @@ def command_line(
 
 
 def exit_with(main: Callable[[], Any]) -> None:
-    """Run a program's `main`. A user's own mistake ends it with its message, which says what to do, and no traceback."""
+    """Run a `main`. A user's own mistake ends it with its message (it says what to do) and no traceback."""
     try:
         main()
     except (ValueError, FileNotFoundError) as error:

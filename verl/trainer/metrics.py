@@ -15,10 +15,11 @@ def batch_metrics(batch: DataProto, max_response_length: int) -> dict[str, float
     """reward/*, response_length/*, prompt_length/*, critic/* and the advantages' spread of one batch [B, P + R]."""
     tensors = batch.batch
     mask = tensors["response_mask"].bool()
-    lengths = mask.sum(-1).float()
-    prompt_lengths = tensors["attention_mask"][:, : -mask.shape[1]].sum(-1).float()
-    scores = _row_sums(tensors["token_level_scores"], mask)
-    rewards = _row_sums(tensors["token_level_rewards"], mask)
+    rows = mask.any(-1)  # a row without tokens was excluded by the reward
+    lengths = mask.sum(-1).float()[rows]
+    prompt_lengths = tensors["attention_mask"][:, : -mask.shape[1]].sum(-1).float()[rows]
+    scores = _row_sums(tensors["token_level_scores"], mask)[rows]
+    rewards = _row_sums(tensors["token_level_rewards"], mask)[rows]
     metrics = {
         **_spread("reward/score", scores),
         **_spread("reward/total", rewards),
@@ -81,13 +82,14 @@ def score_metrics(batches: Sequence[DataProto]) -> dict[str, float]:
     names = sorted({key for batch in batches for key in batch.non_tensor_batch if key.startswith(SCORE_COLUMN)})
     extras: dict[str, list[Any]] = {name: [] for name in names}
     for number, batch in enumerate(batches):
-        columns = batch.non_tensor_batch
+        scored = batch.select_idxs(batch.batch["response_mask"].bool().any(-1))  # a row without tokens was excluded
+        columns = scored.non_tensor_batch
         sources += columns["data_source"].tolist()
         # Labels count within a batch; two batches may use the same.
         uids += [f"{number}/{uid}" for uid in columns["uid"]]
-        scores += batch.batch["token_level_scores"].sum(-1).tolist()
+        scores += scored.batch["token_level_scores"].sum(-1).tolist()
         for name, values in extras.items():
-            values += columns[name].tolist() if name in columns else [None] * len(batch)
+            values += columns[name].tolist() if name in columns else [None] * len(scored)
     return validation_metrics(sources, uids, scores, {name.removeprefix(SCORE_COLUMN): v for name, v in extras.items()})
 
 

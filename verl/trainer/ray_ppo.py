@@ -30,7 +30,7 @@ from verl.config import PPOConfig
 from verl.config.loader import to_dict
 from verl.data import RLHFDataset, build_dataloader
 from verl.protocol import DataProto
-from verl.rewards import RewardResult, load_reward_manager
+from verl.rewards import RewardResult, launch, load_reward_manager
 from verl.trainer.checkpoint import Checkpoints
 from verl.trainer.checks import checked
 from verl.trainer.launch import due, load_models, shut_down, start_worker_groups
@@ -103,7 +103,9 @@ class RayPPOTrainer:
         self.modules = modules or {}
         self._check_roles()
 
-        self.reward_fn = reward_fn or load_reward_manager(self.config.reward, tokenizer)
+        self.reward_fn = reward_fn or load_reward_manager(
+            self.config.reward, tokenizer, self.config.data.max_response_length
+        )
         self.val_reward_fn = val_reward_fn or self.reward_fn
         self._load_data(train_dataset, val_dataset, collate_fn, train_sampler)
 
@@ -218,8 +220,8 @@ class RayPPOTrainer:
             metrics: dict[str, float] = {}
             timings: dict[str, float] = {}
             with timer("step", timings):
-                batch = self._sample(prompts, timings, metrics)
-                batch = self._evaluate(batch, timings, metrics)
+                batch, scoring = self._sample(prompts, timings, metrics)
+                batch = self._evaluate(batch, scoring, timings, metrics)
                 self._update(batch, timings, metrics)
             metrics |= throughput_metrics(batch, timings["step"], self.actor_rollout_wg.world_size)
             metrics |= metric_values(merge_metrics(self.actor_rollout_wg.memory()))
@@ -240,11 +242,19 @@ class RayPPOTrainer:
         bar.close()
         return final
 
-    def _sample(self, prompts: Iterator[DataProto], timings: dict[str, float], metrics: dict[str, float]) -> DataProto:
-        """Steps 1 and 2: a batch of scored responses; with filter_groups, only prompts that have something to teach."""
+    def _sample(
+        self, prompts: Iterator[DataProto], timings: dict[str, float], metrics: dict[str, float]
+    ) -> tuple[DataProto, Any]:
+        """Steps 1 and 2: a batch of scored responses; with filter_groups, only prompts that have something to teach.
+
+        The second value is None, or with reward.launch_async the reward function whose scores are still to come.
+        """
         filters, size = self.config.algorithm.filter_groups, self.config.data.train_batch_size
+        if self.config.reward.launch_async and not filters.enable and not self.estimator.needs_greedy_baseline:
+            batch = self._respond(next(prompts), timings)
+            return batch, launch(self.reward_fn, batch, self.config.trainer.worker_timeout_s)
         if not filters.enable:
-            return self._generate(next(prompts), timings, metrics)
+            return self._generate(next(prompts), timings, metrics), None
         kept: list[DataProto] = []
         tried = found = 0
         while found < size:
@@ -259,13 +269,16 @@ class RayPPOTrainer:
             tried += len(set(batch.non_tensor_batch["uid"]))
             found += len(set(kept[-1].non_tensor_batch["uid"]))
         metrics |= {"filter_groups/tried_prompts": float(tried), "filter_groups/kept_prompts": float(found)}
-        return DataProto.concat(kept)[: size * self.config.actor_rollout_ref.rollout.n]
+        return DataProto.concat(kept)[: size * self.config.actor_rollout_ref.rollout.n], None
+
+    def _respond(self, prompts: DataProto, timings: dict[str, float]) -> DataProto:
+        with timer("gen", timings):
+            output = self.actor_rollout_wg.generate_sequences(self._generation_batch(prompts, "train"))
+        return _without_prompt_columns(prompts).union(output)
 
     def _generate(self, prompts: DataProto, timings: dict[str, float], metrics: dict[str, float]) -> DataProto:
         # 1. responses
-        with timer("gen", timings):
-            output = self.actor_rollout_wg.generate_sequences(self._generation_batch(prompts, "train"))
-        batch = _without_prompt_columns(prompts).union(output)
+        batch = self._respond(prompts, timings)
         # 2. scores
         with timer("reward", timings):
             batch, reward_metrics = self.score(batch)
@@ -283,7 +296,9 @@ class RayPPOTrainer:
         scored, _ = self.score(_without_prompt_columns(once).union(output))
         return scored.batch["token_level_scores"].sum(-1).repeat_interleave(n)
 
-    def _evaluate(self, batch: DataProto, timings: dict[str, float], metrics: dict[str, float]) -> DataProto:
+    def _evaluate(
+        self, batch: DataProto, scoring: Any, timings: dict[str, float], metrics: dict[str, float]
+    ) -> DataProto:
         config = self.config
         model_batch = for_workers(batch, balance_batch=config.trainer.balance_batch)
         # 3. log-probs and values under the weights as they are
@@ -299,6 +314,11 @@ class RayPPOTrainer:
         if self.critic_wg is not None:
             with timer("values", timings):
                 batch = batch.union(self.critic_wg.compute_values(model_batch))
+        # 2. scores, when they were computed meanwhile
+        if scoring is not None:
+            with timer("reward", timings):
+                batch, reward_metrics = self.score(batch, reward_fn=scoring)
+            metrics |= reward_metrics
         # 4. rewards and advantages
         with timer("adv", timings):
             batch = self._apply_kl(batch, metrics)
@@ -358,20 +378,34 @@ class RayPPOTrainer:
             pad_token_id=self.tokenizer.pad_token_id,
         )
 
-    def score(self, batch: DataProto, validate: bool = False) -> tuple[DataProto, dict[str, float]]:
+    def score(
+        self, batch: DataProto, validate: bool = False, reward_fn: Any = None
+    ) -> tuple[DataProto, dict[str, float]]:
         """Add `token_level_scores`: the rule's scores and the reward model's, by their weights.
 
-        What the rule returned besides its score becomes the columns `score/<name>`.
+        What the rule returned besides its score becomes the columns `score/<name>`. Rows that it excludes lose their
+        `response_mask`, so that they train nothing. `reward_fn` takes the place of the trainer's own.
         """
         reward = self.config.reward
         scores = torch.zeros(batch.batch["responses"].shape, dtype=torch.float32)
         extras: dict[str, Any] = {}
         metrics: dict[str, float] = {}
         if reward.rule_weight:
-            result: RewardResult = (self.val_reward_fn if validate else self.reward_fn)(batch)
+            result: RewardResult = (reward_fn or (self.val_reward_fn if validate else self.reward_fn))(batch)
             scores = scores + reward.rule_weight * result.token_level_scores
             extras = {f"{SCORE_COLUMN}{name}": column for name, column in result.extras.items()}
-            metrics["reward/rule_mean"] = float(result.token_level_scores.sum(-1).mean())
+            metrics |= result.metrics
+            valid = torch.ones(len(batch), dtype=torch.bool) if result.excluded is None else ~result.excluded
+            metrics["reward/rule_mean"] = float(result.token_level_scores[valid].sum(-1).mean())
+            if result.excluded is not None:
+                if result.excluded.all() and not validate:
+                    raise ValueError(
+                        f"the reward function gave no valid score to any of the {len(batch)} rows of step "
+                        f"{self.global_step}; reward.on_invalid=exclude leaves nothing to train on"
+                    )
+                kept = batch.batch["response_mask"] * valid[:, None]
+                batch = with_tensors(batch, response_mask=kept)
+                metrics["reward/excluded"] = float(result.excluded.sum())
         if self.rm_wg is not None:
             raw = ["raw_prompt"] if "raw_prompt" in batch.non_tensor_batch else []
             request = batch.select(list(MODEL_COLUMNS), raw, [])

@@ -72,8 +72,10 @@ def informative_groups(batch: DataProto, metric: str) -> DataProto:
         values = torch.tensor(batch.non_tensor_batch[name].astype(float))
     groups = torch.from_numpy(group_numbers(batch))
     count = int(groups.max()) + 1
-    low = torch.full((count,), torch.inf, dtype=values.dtype).scatter_reduce(0, groups, values, "amin")
-    high = torch.full((count,), -torch.inf, dtype=values.dtype).scatter_reduce(0, groups, values, "amax")
+    present = batch.batch["response_mask"].bool().any(-1)  # a row that the reward excluded is compared with none
+    smallest, largest = (torch.where(present, values, bound) for bound in (torch.inf, -torch.inf))
+    low = torch.full((count,), torch.inf, dtype=values.dtype).scatter_reduce(0, groups, smallest, "amin")
+    high = torch.full((count,), -torch.inf, dtype=values.dtype).scatter_reduce(0, groups, largest, "amax")
     return batch.select_idxs((high > low)[groups])
 
 

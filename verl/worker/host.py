@@ -10,7 +10,7 @@ from verl.worker.base import Worker
 from verl.worker.dispatch import JoinRows, registered_methods, split_rows_for
 from verl.worker.layout import MeshPosition
 from verl.worker.messages import Call, CallSite, Reply
-from verl.worker.rows import has_columns, same_rows, wants_own_split
+from verl.worker.rows import RowPlan, has_columns, same_rows, wants_own_split
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,8 @@ class Host:
 
     @staticmethod
     def build(role: str, cls: type[Worker], args: tuple[Any, ...], kwargs: Mapping[str, Any], node: str) -> "Host":
-        """Make the worker. TypeError if it is none, or if its `__init__` forgot that of `Worker`."""
+        """Make the worker. TypeError if its `__init__` forgot that of `Worker`."""
         worker = cls(*args, **kwargs)
-        if not isinstance(worker, Worker):
-            raise TypeError(f"role {role!r}: {cls.__name__} must be a subclass of verl.worker.Worker")
         if not hasattr(worker, "rank"):
             raise TypeError(f"role {role!r}: {cls.__name__}.__init__ must call super().__init__()")
         return Host(role, worker, node)
@@ -46,7 +44,7 @@ class Host:
         return Reply(value, plan)
 
 
-def _with_batches(call: Call, position: MeshPosition | None) -> tuple[Call, Any]:
+def _with_batches(call: Call, position: MeshPosition | None) -> tuple[Call, RowPlan | None]:
     """The call with this rank's shards (or, without a position, whole results) in place of futures."""
     if not any(isinstance(value, DataProtoFuture) for _, value in call.named()):
         return call, None

@@ -65,7 +65,7 @@ class WorkerGroup:
         worker_cls = self._classes.get(self.role)
         self._specs = {} if worker_cls is None else registered_methods(worker_cls)
         for name, spec in self._specs.items():
-            if hasattr(type(self), name):
+            if hasattr(type(self), name) or name in vars(self):
                 raise ValueError(
                     f"{self.role}: the registered method {name!r} has the name of something that every worker group "
                     f"has; rename it"

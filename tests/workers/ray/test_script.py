@@ -16,6 +16,10 @@ class Failing(Worker):
         raise ValueError("x")
 
 
+try:
+    ensure_ray(timeout_s=0.2)
+except TimeoutError as error:
+    print(error)
 with ensure_ray(num_cpus=1) as session:
     assert session.owned
     with ensure_ray(num_cpus=8) as again:
@@ -33,6 +37,7 @@ def test_h1_h2_a_whole_script(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert "Ray did not start within 0.2 s" in done.stdout
     assert "resource pool 'big' did not get its resources within 2 s." in done.stdout
     assert "asked: node 0: 2 CPU; node 1: 2 CPU" in done.stdout
     assert "): 1 of 1 CPU" in done.stdout

@@ -1,6 +1,9 @@
 """Sharded checkpoints of weights, optimizer and schedule, which any number of processes can load."""
 
 import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -25,7 +28,8 @@ def save(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer | None,
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
     wait_for_all()
-    dcp.save(state, checkpoint_id=unfinished, no_dist=world_size() == 1)
+    with _quiet():
+        dcp.save(state, checkpoint_id=unfinished, no_dist=world_size() == 1)
     wait_for_all()
     if rank() == 0:
         _replace(path, unfinished)
@@ -48,7 +52,8 @@ def load(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer | None,
         state[_STEPS] = steps
     if optimizer is not None:
         state |= _empty_optimizer_state(module, optimizer, saved)
-    dcp.load(state, checkpoint_id=path, no_dist=world_size() == 1)
+    with _quiet():
+        dcp.load(state, checkpoint_id=path, no_dist=world_size() == 1)
     if schedule is not None:
         schedule.steps_done = int(steps)
 
@@ -110,3 +115,11 @@ def _replace(path: Path, unfinished: Path) -> None:
         path.rename(outdated)
     unfinished.rename(path)
     shutil.rmtree(outdated, ignore_errors=True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's warning that a single process is a single process."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+        yield

@@ -45,6 +45,10 @@ class FSDPEngine:
         self._weights_on = device
         if optim_config is None:
             module.requires_grad_(False)
+        elif torch.float16 in sharding.dtypes(module, fsdp_config, device):
+            raise ValueError(
+                "fp16 cannot be trained in (there is no loss scaling, so gradients vanish): use bf16 or fp32"
+            )
         if gradient_checkpointing:
             _recompute_in_backward(module.blocks())
         self.is_sharded = sharding.shard_model(module, module.blocks(), fsdp_config, device)
@@ -59,10 +63,12 @@ class FSDPEngine:
         """Outputs for all rows of `batch`, in its order and on its device."""
         pieces = self._pieces(batch, micro)
         parts = []
-        for rows in pieces:
-            outputs = self._run(batch, rows, model_kwargs)
-            parts.append({name: values[: len(rows)].to(rows.device) for name, values in outputs.items()})
-        sharding.release_full_weights(self.module)
+        try:
+            for rows in pieces:
+                outputs = self._run(batch, rows, model_kwargs)
+                parts.append({name: values[: len(rows)].to(rows.device) for name, values in outputs.items()})
+        finally:
+            sharding.release_full_weights(self.module)
         return join_rows(parts, pieces)
 
     def forward_backward(
@@ -78,19 +84,17 @@ class FSDPEngine:
         scale = world_size() / float(denominator) if denominator else 0.0
         pieces = self._pieces(batch, micro)
         metrics: list[Metrics] = []
-        for i, rows in enumerate(pieces):
-            # Full gradients may wait for the last micro-batch only where memory has room for full weights anyway.
-            defer = i < len(pieces) - 1 and not self._config.reshard_after_forward
-            sharding.defer_gradient_sync(self.module, defer)
-            outputs = self._run(batch, rows, model_kwargs)
-            if len(rows):
-                loss, found = loss_fn(outputs, batch[rows].to(self.device))
-                metrics.append(detach_metrics(found))
-            else:
-                loss = sum((values.sum() for values in outputs.values()), torch.zeros((), device=self.device)) * 0.0
-            if not loss.requires_grad:
-                raise TypeError("loss_fn returned a loss that does not depend on the model's outputs")
-            (loss * scale).backward()
+        try:
+            for i, rows in enumerate(pieces):
+                # Full gradients may wait for the last micro-batch only where memory has room for full weights anyway.
+                defer = i < len(pieces) - 1 and not self._config.reshard_after_forward
+                sharding.defer_gradient_sync(self.module, defer)
+                metrics.append(self._add_gradient(batch, rows, loss_fn, scale, model_kwargs))
+        except BaseException:
+            # Half a pass must not leak into the next one, should the caller go on.
+            sharding.release_full_weights(self.module)
+            self.optimizer.zero_grad(set_to_none=True)
+            raise
         return merge_metrics(metrics)
 
     def optim_step(self) -> dict[str, float]:
@@ -168,8 +172,21 @@ class FSDPEngine:
             pieces += [pieces[0][:0]] * (int(count) - len(pieces))
         return pieces
 
+    def _add_gradient(
+        self, batch: TensorDict, rows: Tensor, loss_fn: LossFn, scale: float, model_kwargs: dict[str, Any]
+    ) -> Metrics:
+        outputs = self._run(batch, rows, model_kwargs)
+        if len(rows):
+            loss, metrics = loss_fn(outputs, batch[rows].to(self.device))
+        else:
+            loss, metrics = torch.stack([values.sum() * 0.0 for values in outputs.values()]).sum(), {}
+        if not loss.requires_grad:
+            raise TypeError("loss_fn returned a loss that does not depend on the model's outputs")
+        (loss * scale).backward()
+        return detach_metrics(metrics)
+
     def _run(self, batch: TensorDict, rows: Tensor, model_kwargs: dict[str, Any]) -> Outputs:
-        """The model's outputs for some rows. For none it runs on one row of zeros, to keep step with other processes."""
+        """The model's outputs for some rows. For none it runs on a row of zeros, to keep step with other processes."""
         if self._weights_on != self.device:
             raise RuntimeError(f"the weights are on {self._weights_on!r}: call move({self.device!r}) before using them")
         inputs = batch.select(*self.module.input_keys)

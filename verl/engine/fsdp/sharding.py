@@ -19,6 +19,11 @@ def wait_for_all() -> None:
         dist.barrier()
 
 
+def dtypes(module: nn.Module, config: FSDPConfig, device: str) -> tuple[torch.dtype, torch.dtype]:
+    """(dtype of the weights, dtype of compute)."""
+    return next(module.parameters()).dtype, resolve_dtype(config.mixed_precision.param_dtype, device)
+
+
 def shard_model(module: nn.Module, blocks: list[nn.Module], config: FSDPConfig, device: str) -> bool:
     """Shard `module` in place, each of `blocks` as a unit of its own. Returns whether there was anything to do.
 
@@ -26,8 +31,7 @@ def shard_model(module: nn.Module, blocks: list[nn.Module], config: FSDPConfig, 
     computes in another dtype (bf16 over fp32 weights) uses FSDP for its mixed precision alone. Modules may come in on
     the CPU: units move to `device` one by one as they are sharded, so that the whole model never has to fit on it.
     """
-    weights = next(module.parameters()).dtype
-    compute = resolve_dtype(config.mixed_precision.param_dtype, device)
+    weights, compute = dtypes(module, config, device)
     if world_size() == 1 and compute == weights:
         module.to(device)
         return False

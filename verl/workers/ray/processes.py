@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -14,7 +15,7 @@ from verl.workers.errors import GroupStoppedError
 from verl.workers.group import Pending
 from verl.workers.ray.actor import Place, WorkerActor
 from verl.workers.ray.resource_pool import RayResourcePool, Slot
-from verl.workers.ray.waiting import Limits, RemoteCall, Waiting
+from verl.workers.ray.waiting import GroupCall, Limits, RemoteCall, Waiting, all_done
 
 _SMALL = (bool, int, float, str, type(None), DataProtoFuture)
 
@@ -35,7 +36,7 @@ class RayProcesses:
         self._stopped: GroupStoppedError | None = None
         self._actors: list[Any] = []
         self._places = [Place("", "", 0, 0)] * pool.world_size
-        self._unfinished: list[Waiting] = []
+        self._unfinished: list[GroupCall] = []
         pool.claim()
         try:
             slots = pool.slots()
@@ -61,15 +62,14 @@ class RayProcesses:
         try:
             for rank, call in _put_shared(calls).items():
                 value, status = self._actors[rank].call.options(num_returns=2).remote(role, method, call)
-                sent.append(RemoteCall(value, status, self._site(role, method, rank)))
+                sent.append(RemoteCall(status, self._site(role, method, rank), value))
         except Exception as error:
             if sent:  # some ranks run and would wait for the others for ever
                 self._stop(error)
             raise
-        self._unfinished = [waiting for waiting in self._unfinished if not waiting.finished()]
-        earlier = tuple(waiting.calls for waiting in self._unfinished)
-        waiting = Waiting(tuple(sent), len(sources), self._limits, earlier, self._stop)
-        self._unfinished.append(waiting)
+        self._unfinished = [calls for calls in self._unfinished if not all_done(calls)]
+        waiting = Waiting(tuple(sent), len(sources), self._limits, tuple(self._unfinished), self._stop)
+        self._unfinished.append(tuple(replace(call, value=None) for call in sent))  # results need not live on
         values = {call.site.rank: call.value for call in sent}
         return Pending([values[rank] for rank in sources], waiting, waiting.ready)
 
@@ -110,8 +110,8 @@ class RayProcesses:
 
     def _await(self, refs: Sequence[tuple[ray.ObjectRef, ray.ObjectRef]], limits: Limits) -> list[Any]:
         sites = [self._site(self._label, "__init__", rank) for rank in range(self.world_size)]
-        calls = tuple(RemoteCall(value, status, site) for (value, status), site in zip(refs, sites, strict=True))
-        return Waiting(calls, len(calls), limits)([call.value for call in calls], None)
+        calls = tuple(RemoteCall(status, site, value) for (value, status), site in zip(refs, sites, strict=True))
+        return Waiting(calls, len(calls), limits)([value for value, _ in refs], None)
 
     def _site(self, role: str, method: str, rank: int) -> CallSite:
         place = self._places[rank]

@@ -53,9 +53,18 @@ def ensure_ray(
         options |= {"address": target}
     else:
         options |= {"num_cpus": num_cpus, "num_gpus": num_gpus}
-    with _deadline(timeout_s, f"Ray did not {'answer at ' + target if target else 'start'} within {timeout_s:g} s"):
-        ray.init(**options)
+    try:
+        with _deadline(timeout_s):
+            ray.init(**options)
+    except _Late:
+        ray.shutdown()  # whatever has come up so far
+        what = f"answer at {target}" if target else "start"
+        raise TimeoutError(f"Ray did not {what} within {timeout_s:g} s") from None
     return RaySession(owned=True)
+
+
+class _Late(BaseException):
+    """The deadline passed. Not an Exception, because Ray catches those while it starts."""
 
 
 def _check_reachable(address: str, timeout_s: float) -> None:
@@ -70,18 +79,19 @@ def _check_reachable(address: str, timeout_s: float) -> None:
 
 
 @contextmanager
-def _deadline(seconds: float, message: str) -> Iterator[None]:
+def _deadline(seconds: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():  # signals reach the main thread only
         yield
         return
 
     def late(number: int, frame: Any) -> None:
-        raise TimeoutError(message)
+        raise _Late
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    handler = signal.signal(signal.SIGALRM, late)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, handler)
+        signal.setitimer(signal.ITIMER_REAL, *timer)

@@ -21,11 +21,21 @@ well, and their errors may come first; the death is then the one to report."""
 
 @dataclass(frozen=True)
 class RemoteCall:
-    """A call on one rank: references to its reply and to its status."""
+    """A call on one rank: a reference to its status and, where it is wanted, to its reply."""
 
-    value: ray.ObjectRef
     status: ray.ObjectRef
     site: CallSite
+    value: ray.ObjectRef | None = None
+
+
+GroupCall = tuple[RemoteCall, ...]
+"""One call of a group's method: all ranks that run, in rank order."""
+
+
+def all_done(calls: GroupCall) -> bool:
+    """Whether all ranks are done, well or not. Does not wait."""
+    statuses = [call.status for call in calls]
+    return len(ray.wait(statuses, num_returns=len(statuses), timeout=0)[0]) == len(statuses)
 
 
 @dataclass(frozen=True)
@@ -41,18 +51,18 @@ class Waiting:
     """Waits for the replies of one group call. It can be pickled, to wait in another process.
 
     Attributes:
-        calls: all ranks that run, in rank order.
+        calls: the group call.
         sources: how many of them send a reply that is wanted.
-        earlier: the calls of group calls that these processes had not finished when this one was sent. If one of those
+        earlier: group calls that these processes had not finished when this one was sent. If one of those
             leaves ranks behind, this one would wait for them for ever.
         stop: called with the error when the group is no longer of use: a rank failed and others did not, or a process
             died, or the group's own deadline passed. Only where the group is.
     """
 
-    calls: tuple[RemoteCall, ...]
+    calls: GroupCall
     sources: int
     limits: Limits
-    earlier: tuple[tuple[RemoteCall, ...], ...] = ()
+    earlier: tuple[GroupCall, ...] = ()
     stop: Callable[[Exception], None] | None = None
     waiter: str = "the driver"
 
@@ -80,12 +90,7 @@ class Waiting:
 
     def ready(self, handles: list[ray.ObjectRef]) -> bool:
         """Whether everything behind `handles` is there, be it a reply or an error."""
-        return self.finished()
-
-    def finished(self) -> bool:
-        """Whether all ranks are done, well or not."""
-        statuses = [call.status for call in self.calls]
-        return len(ray.wait(statuses, num_returns=len(statuses), timeout=0)[0]) == len(statuses)
+        return all_done(self.calls)
 
     def _wait(self, wanted: set[ray.ObjectRef], deadline: float, limit: float) -> None:
         pending = {call.status: (call, calls) for calls in (self.calls, *self.earlier) for call in calls}
@@ -104,7 +109,7 @@ class Waiting:
             logger.warning("%s has waited %.0f s for %s", self.waiter, time.monotonic() - started, _list(late))
             next_log += self.limits.log_every_s
 
-    def _check(self, call: RemoteCall, calls: tuple[RemoteCall, ...]) -> None:
+    def _check(self, call: RemoteCall, calls: GroupCall) -> None:
         """Raise if `call`, one of the group call `calls`, failed in a way that concerns who waits here."""
         error = _error_of(call)
         if error is None:

@@ -1,0 +1,33 @@
+"""Direct preference optimisation: a pretrained language model learns from pairs of a right and a wrong sum, on a CPU.
+
+    python examples/dpo.py [key=value ...]
+
+Other losses of pairs, and a reference that is asked only once:
+
+    python examples/dpo.py algorithm.name=ipo
+    python examples/dpo.py algorithm.label_smoothing=0.1
+    python examples/dpo.py algorithm.name=simpo algorithm.beta=2 algorithm.simpo_gamma=1
+    python examples/dpo.py algorithm.precompute_ref_log_probs=true
+"""
+
+import sys
+
+from offline import with_defaults
+
+from verl.trainer.launch import exit_with
+from verl.trainer.main_preference import main as train
+
+DEFAULTS = [
+    "algorithm.name=dpo",
+    "data.max_prompt_length=8",
+    "data.max_response_length=8",
+    "actor_rollout_ref.actor.optim.lr=5e-6",
+]
+
+
+def main(overrides: list[str]) -> dict[str, float]:
+    return train(with_defaults("dpo", "pairs", "actor_rollout_ref.model.path", DEFAULTS, overrides))
+
+
+if __name__ == "__main__":
+    exit_with(lambda: print(main(sys.argv[1:])))

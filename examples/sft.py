@@ -1,0 +1,27 @@
+"""Supervised fine-tuning: a pretrained language model learns sums from right answers, on a CPU.
+
+    python examples/sft.py [key=value ...]
+
+The model, with its tokenizer, is then in outputs/sft/global_step_*/model/huggingface, ready for RL:
+
+    python examples/ppo_trainer.py actor_rollout_ref.model.path=outputs/sft/global_step_30/model/huggingface
+    python examples/sft.py trainer.worker_group=local                          # no Ray, for a debugger
+    python examples/sft.py data.train_files=chats.jsonl data.val_files=null trainer.test_freq=-1    # own chats
+"""
+
+import sys
+
+from offline import with_defaults
+
+from verl.trainer.launch import exit_with
+from verl.trainer.main_sft import main as train
+
+DEFAULTS = ["data.max_length=16", "optim.lr=1e-5", "model.use_remove_padding=true"]
+
+
+def main(overrides: list[str]) -> dict[str, float]:
+    return train(with_defaults("sft", "answers", "model.path", DEFAULTS, overrides))
+
+
+if __name__ == "__main__":
+    exit_with(lambda: print(main(sys.argv[1:])))

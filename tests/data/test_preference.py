@@ -1,0 +1,136 @@
+"""Pairs and judged answers, in all the ways that files write them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import build_tiny_tokenizer
+from verl.config import PreferenceDataConfig
+from verl.data.preference import JudgedDataset, Pair, PairDataset, split_pair
+
+TOKENIZER = build_tiny_tokenizer()
+USER = {"role": "user", "content": "q"}
+GOOD = {"role": "assistant", "content": "yes"}
+BAD = {"role": "assistant", "content": "no"}
+CHAT_PROMPT = "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
+
+
+def pairs(folder: Path, *rows: dict[str, Any], **config: Any) -> PairDataset:
+    path = folder / "pairs.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return PairDataset(path, TOKENIZER, PreferenceDataConfig(**config))
+
+
+def texts(pair: Pair) -> tuple[str, str, str]:
+    """Prompt, chosen and rejected."""
+    cut = pair.chosen.prompt_length
+    assert pair.rejected.prompt_length == cut and pair.chosen.ids[:cut] == pair.rejected.ids[:cut]
+    parts = (pair.chosen.ids[:cut], pair.chosen.ids[cut:], pair.rejected.ids[cut:])
+    return tuple(TOKENIZER.decode(ids) for ids in parts)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [USER], "chosen": "yes", "rejected": "no"},
+        {"prompt": [USER], "chosen": [GOOD], "rejected": [BAD]},
+        {"prompt": [USER], "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"prompt": "q", "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
+        {"prompt": None, "chosen": [USER, GOOD], "rejected": [USER, BAD]},
+    ],
+)
+def test_chats_written_in_six_ways_are_one_pair(tmp_path: Path, row: dict[str, Any]) -> None:
+    assert texts(pairs(tmp_path, row)[0]) == (CHAT_PROMPT, "yes<|im_end|>", "no<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    "row", [{"prompt": "2+2= ", "chosen": "4", "rejected": "5"}, {"chosen": "2+2= 4", "rejected": "2+2= 5"}]
+)
+def test_strings_with_and_without_a_prompt(tmp_path: Path, row: dict[str, Any]) -> None:
+    assert texts(pairs(tmp_path, row)[0]) == ("2+2= ", "4<eos>", "5<eos>")
+
+
+def test_the_longest_common_beginning_is_the_prompt() -> None:
+    long = [USER, GOOD, {"role": "user", "content": "and?"}]
+    assert split_pair(None, [*long, GOOD], [*long, BAD]) == (long, [GOOD], [BAD])
+    assert split_pair(None, [USER, GOOD], [USER, GOOD]) == ([USER], [GOOD], [GOOD])
+    # Words stay whole: "th" is common to both answers, but a token may reach over it.
+    assert split_pair(None, "say the", "say three") == ("say ", "the", "three")
+    with pytest.raises(ValueError, match="must begin with the same words"):
+        split_pair(None, "yes", "no")
+    with pytest.raises(ValueError, match="must begin with the same messages"):
+        split_pair(None, [USER, GOOD], [{"role": "user", "content": "other"}, BAD])
+    with pytest.raises(ValueError, match="one answer is a string and the other a list"):
+        split_pair("p", "yes", [BAD])
+
+
+def test_the_later_user_turns_of_an_answer_are_context(tmp_path: Path) -> None:
+    more = {"role": "user", "content": "sure?"}
+    pair = pairs(tmp_path, {"prompt": [USER], "chosen": [GOOD, more, GOOD], "rejected": [BAD]})[0]
+    trained = [i for i, t in zip(pair.chosen.ids, pair.chosen.trained, strict=True) if t]
+    assert TOKENIZER.decode(trained) == "yes<|im_end|>yes<|im_end|>"
+
+
+def test_a_batch_has_chosen_and_rejected_in_one_row(tmp_path: Path) -> None:
+    dataset = pairs(
+        tmp_path,
+        {"prompt": "ab", "chosen": "c", "rejected": "de"},
+        {"prompt": "a", "chosen": "cd", "rejected": "e"},
+    )
+    batch = dataset.collate([dataset[0], dataset[1]])
+    a, b, c, d, e = (TOKENIZER.convert_tokens_to_ids(x) for x in "abcde")
+    eos, pad = TOKENIZER.eos_token_id, TOKENIZER.pad_token_id
+    de = TOKENIZER("de", add_special_tokens=False)["input_ids"]
+    cd = TOKENIZER("cd", add_special_tokens=False)["input_ids"]
+    assert (de, cd) == ([d, e], [c, d])
+    assert batch["input_ids"].tolist() == [
+        [[a, b, c, eos, pad], [a, b, d, e, eos]],
+        [[pad, a, c, d, eos], [pad, a, e, eos, pad]],
+    ]
+    assert batch["attention_mask"].tolist() == [[[1, 1, 1, 1, 0], [1] * 5], [[0, 1, 1, 1, 1], [0, 1, 1, 1, 0]]]
+    assert batch["response_mask"].tolist() == [[[1, 1, 0], [1, 1, 1]], [[1, 1, 1], [1, 1, 0]]]
+    assert batch["index"].tolist() == [0, 1]
+
+
+def test_long_rows_are_refused_or_cut(tmp_path: Path) -> None:
+    row = {"prompt": "abcd", "chosen": "xyz", "rejected": "x"}
+    with pytest.raises(ValueError, match=r"line 1: the prompt has 4 tokens, but data.max_prompt_length is 2"):
+        pairs(tmp_path, row, max_prompt_length=2)
+    with pytest.raises(ValueError, match=r"the response has 4 tokens, but data.max_response_length is 2"):
+        pairs(tmp_path, row, max_response_length=2)
+    cut = {"max_prompt_length": 2, "max_response_length": 2}
+    assert texts(pairs(tmp_path, row, truncation="left", **cut)[0]) == ("cd", "xy", "x<eos>")
+    assert texts(pairs(tmp_path, row, truncation="right", **cut)[0]) == ("ab", "xy", "x<eos>")
+
+
+def test_a_chat_that_does_not_answer_the_prompt_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="line 1: the answer is a whole chat that does not begin with the prompt"):
+        pairs(tmp_path, {"prompt": "other", "chosen": [USER, GOOD], "rejected": [USER, BAD]})
+
+
+def judged(folder: Path, *rows: dict[str, Any]) -> JudgedDataset:
+    path = folder / "judged.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return JudgedDataset(path, TOKENIZER, PreferenceDataConfig())
+
+
+def test_judged_answers(tmp_path: Path) -> None:
+    rows = [{"prompt": "p", "completion": "yes", "label": True}, {"prompt": "p", "completion": "no", "label": 0}]
+    dataset = judged(tmp_path, *rows)
+    batch = dataset.collate([dataset[0], dataset[1]])
+    assert batch["labels"].tolist() == [True, False] and batch["index"].tolist() == [0, 1]
+    assert [TOKENIZER.decode(dataset[i].answer.ids) for i in (0, 1)] == ["pyes<eos>", "pno<eos>"]
+    with pytest.raises(ValueError, match="line 1: column 'label' must be true or false, not 'good'"):
+        judged(tmp_path, {"prompt": "p", "completion": "yes", "label": "good"})
+
+
+def test_a_pair_is_two_judged_answers(tmp_path: Path) -> None:
+    dataset = judged(tmp_path, {"prompt": "p", "chosen": "yes", "rejected": "no"})
+    assert len(dataset) == 2
+    assert [(TOKENIZER.decode(item.answer.ids), item.desirable) for item in (dataset[0], dataset[1])] == [
+        ("pyes<eos>", True),
+        ("pno<eos>", False),
+    ]

@@ -1,0 +1,67 @@
+"""Rows of supervised fine-tuning: what is kept of a long one, and how rows become a batch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import build_tiny_tokenizer
+from verl.config import SFTDataConfig
+from verl.data.conversations import Encoded
+from verl.data.sft_dataset import SFTDataset, cut_row
+
+TOKENIZER = build_tiny_tokenizer()
+CHAT = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "yes"}]
+
+
+def write(folder: Path, *rows: dict[str, Any]) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_chats_and_plain_rows_may_come_from_different_files(tmp_path: Path) -> None:
+    chats = tmp_path / "chats.parquet"
+    pq.write_table(pa.Table.from_pylist([{"messages": CHAT}]), chats)
+    plain = write(tmp_path, {"prompt": "1+1=", "response": "2"}, {"prompt": CHAT[:1], "response": "yes"})
+    dataset = SFTDataset([chats, plain], TOKENIZER, SFTDataConfig())
+    texts = [TOKENIZER.decode(row.ids) for row in (dataset[0], dataset[1], dataset[2])]
+    assert texts[0] == texts[2] == "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>"
+    assert texts[1] == "1+1=2<eos>"
+
+
+def test_b13_both_cuts() -> None:
+    row = Encoded([11, 12, 13, 21, 22, 2], [0, 0, 0, 1, 1, 1])
+    assert cut_row(row, 4, "left") == Encoded([13, 21, 22, 2], [0, 1, 1, 1])
+    assert cut_row(row, 4, "right") == Encoded([11, 12, 13, 21], [0, 0, 0, 1])
+    assert cut_row(row, 6, "error") is row
+    with pytest.raises(ValueError, match=r"the row has 6 tokens, but data.max_length is 4"):
+        cut_row(row, 4, "error")
+
+
+def test_a_batch_is_padded_on_the_right_and_first_tokens_have_no_loss(tmp_path: Path) -> None:
+    dataset = SFTDataset(write(tmp_path, {"prompt": "a", "response": "b"}), TOKENIZER, SFTDataConfig())
+    batch = dataset.collate([Encoded([7, 8, 9], [0, 1, 1]), Encoded([8, 9], [1, 1])])
+    assert batch["input_ids"].tolist() == [[7, 8, 9], [8, 9, 0]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert batch["response_mask"].tolist() == [[0, 1, 1], [0, 1, 0]]
+
+
+def test_mistakes_are_named_with_their_place(tmp_path: Path) -> None:
+    path = write(tmp_path, {"text": "x"})
+    with pytest.raises(ValueError, match="rows.jsonl has the columns text: expected messages or prompt, response"):
+        SFTDataset(path, TOKENIZER, SFTDataConfig())
+    path = write(tmp_path, {"messages": CHAT}, {"messages": CHAT[:1]})
+    with pytest.raises(ValueError, match="rows.jsonl, line 2: the chat has no assistant message"):
+        SFTDataset(path, TOKENIZER, SFTDataConfig())[1]
+    path = write(tmp_path, {"messages": CHAT}, {"prompt": "x"})
+    with pytest.raises(ValueError, match="rows.jsonl, line 2: there is no column 'messages'"):
+        SFTDataset(path, TOKENIZER, SFTDataConfig())
+    path = write(tmp_path, {"messages": CHAT})
+    with pytest.raises(ValueError, match=r"line 1: the row has \d+ tokens, but data.max_length is 5"):
+        SFTDataset(path, TOKENIZER, SFTDataConfig(max_length=5))[0]
+    with pytest.raises(ValueError, match="no data file is given"):
+        SFTDataset([], TOKENIZER, SFTDataConfig())
