@@ -8,7 +8,7 @@ overridden, for example
 
     python examples/ppo_trainer.py trainer.worker_group=local                  # no Ray, for a debugger
     python examples/ppo_trainer.py trainer.n_gpus_per_node=2                   # two worker processes
-    python examples/ppo_trainer.py algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=4
+    python examples/ppo_trainer.py algorithm.name=grpo actor_rollout_ref.rollout.n=4
     python examples/ppo_trainer.py actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct     # on a GPU
 """
 
@@ -38,8 +38,7 @@ DEFAULTS = [
     "actor_rollout_ref.actor.optim.lr=1e-5",
     "actor_rollout_ref.actor.optim.lr_warmup_steps=4",
     "critic.optim.lr=3e-5",
-    "algorithm.adv_estimator=gae",
-    "algorithm.use_kl_in_reward=true",
+    "algorithm.name=ppo",
     "algorithm.kl_ctrl.kl_coef=0.001",
     "trainer.total_training_steps=12",
     "trainer.test_freq=4",

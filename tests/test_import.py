@@ -23,7 +23,7 @@ PUBLIC_NAMES = {
         "unpad_dataproto",
     ],
     "verl.data": ["RLHFDataset"],
-    "verl.trainer": ["RayPPOTrainer"],
+    "verl.trainer": ["PreferenceTrainer", "RayPPOTrainer", "RewardModelTrainer", "SFTTrainer"],
     "verl.utils": ["get_model_and_tokenizer"],
     "verl.utils.debug": ["print_memory_usage"],
     "verl.utils.tracking": ["Tracking"],

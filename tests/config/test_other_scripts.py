@@ -265,7 +265,7 @@ def test_a_refusal_names_the_file_and_line(tmp_path) -> None:
         "actor_rollout_ref.actor.strategy=megatron",
         "hydra.run.dir=x",
         "critic.megatron.param_offload=True",
-        "data.custom_cls.path=x.py",
+        "data.datagen.path=x.py",
         "actor_rollout_ref.actor.ppo_micro_batch_size=8",
         "actor_rollout_ref.rollout.quantization=fp8",
         "actor_rollout_ref.actor.checkpoint.save_contents=[model]",

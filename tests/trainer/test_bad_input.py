@@ -116,3 +116,7 @@ def test_the_command_line_says_it_in_one_line_and_fails(tiny_run: Callable[..., 
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0
     assert "data.train_batchsize" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_kl_in_the_reward_is_no_single_reward(refuse: Callable[..., None]) -> None:
+    refuse("gdpo normalises rewards one by one", "algorithm.adv_estimator=gdpo", "algorithm.use_kl_in_reward=true")

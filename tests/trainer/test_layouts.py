@@ -1,5 +1,6 @@
 """Law 6: a run's figures do not depend on where it ran."""
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,10 @@ def ray_session() -> Iterator[None]:
 
     with ensure_ray(num_cpus=2):
         yield
+
+
+def read_metrics(folder: Path) -> Records:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def assert_same(one: Records, two: Records) -> None:
@@ -39,6 +44,31 @@ def test_local_and_ray_with_1_and_2_processes(
     for processes in (1, 2):
         layout = [*overrides, "trainer.worker_group=ray", f"trainer.n_gpus_per_node={processes}"]
         assert_same(local, run_metrics(layout, f"ray{processes}"))
+
+
+def test_roles_on_two_pools(tiny_run: Callable[..., list[str]], run_metrics: Run, tmp_path: Path) -> None:
+    from verl.config.loader import load_config
+    from verl.models.loading import load_model_tokenizer
+    from verl.trainer import RayPPOTrainer
+    from verl.trainer.checks import checked
+    from verl.trainer.roles import Role, default_roles
+    from verl.workers.ray import ResourcePoolManager
+
+    local = run_metrics(tiny_run(), "local")
+    config = checked(load_config(tiny_run("trainer.worker_group=ray", f"trainer.default_local_dir={tmp_path / 'two'}")))
+    pools = ResourcePoolManager(
+        resource_pool_spec={"policy": [1], "others": [1]},
+        mapping={Role.ActorRollout: "policy", Role.Critic: "others", Role.RefPolicy: "others"},
+        use_gpu=False,
+    )
+    tokenizer = load_model_tokenizer(config.actor_rollout_ref.model)
+    trainer = RayPPOTrainer(config, tokenizer, default_roles(config), pools)
+    try:
+        trainer.init_workers()
+        trainer.fit()
+    finally:
+        trainer.shutdown()
+    assert_same(local, read_metrics(tmp_path / "two"))
 
 
 def test_balancing_tokens_over_processes_changes_nothing(tiny_run: Callable[..., list[str]], run_metrics: Run) -> None:
@@ -74,8 +104,7 @@ def test_a_custom_worker_from_a_trainer_subclass(tiny_run: Callable[..., list[st
         trainer.fit()
     finally:
         trainer.shutdown()
-    metrics = (Path(config.trainer.default_local_dir) / "metrics.jsonl").read_text()
-    assert "reward/novelty_mean" in metrics
+    assert "reward/novelty_mean" in read_metrics(Path(config.trainer.default_local_dir))[0]
 
 
 def load_example(name: str) -> Any:

@@ -84,6 +84,7 @@ class RolloutConfig(SamplingConfig):
         "dummy", "vllm: dummy starts without weights, as the trainer brings them; the others read model.path first"
     )
     free_cache_engine: bool = key(True, "vllm: give weights (on CUDA) and KV cache back while training")
+    sleep_level: int = key(2, "with free_cache_engine on CUDA: 1 keeps the weights in CPU memory, 2 drops them")
     update_weights_bucket_megabytes: int = key(512, "MiB of weights gathered at a time for the rollout engine")
     check_weight_sync: bool = key(False, "for finding faults: compare all weights of both engines after every update")
     max_logprob_diff: float | None = key(

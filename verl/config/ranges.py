@@ -84,6 +84,7 @@ RANGES: dict[str, Range] = {
     "*.rollout.tensor_model_parallel_size": COUNT,
     "*.rollout.max_model_len": COUNT,
     "*.rollout.max_num_*": COUNT,
+    "*.rollout.sleep_level": Range(low=1, high=2),
     "*.rollout.gpu_memory_utilization": Range(low=0, high=1, above=True),
     "*.rollout.update_weights_bucket_megabytes": COUNT,
     "*.rollout.max_logprob_diff": POSITIVE,

@@ -220,15 +220,8 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         },
     ),
     *_because(
-        "datasets, samplers and generators of one's own are handed to RayPPOTrainer as objects",
-        {
-            "data.custom_cls.path": UNSET,
-            "data.custom_cls.name": UNSET,
-            "data.sampler.class_path": UNSET,
-            "data.sampler.class_name": UNSET,
-            "data.datagen.path": UNSET,
-            "data.datagen.name": UNSET,
-        },
+        "data sets that make their own rows are classes of data.custom_cls",
+        {"data.datagen.path": UNSET, "data.datagen.name": UNSET},
     ),
     *_because(
         "the batch holds the chat (data.return_raw_chat) and the ids that the model sees, nothing else",

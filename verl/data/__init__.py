@@ -6,17 +6,28 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from verl.data.collate import collate_fn
     from verl.data.loader import build_dataloader, check_data
-    from verl.data.rl_dataset import RLHFDataset
+    from verl.data.prompt_dataset import PromptDataset
+    from verl.data.rl_dataset import RLHFDataset, load_dataset
     from verl.data.sampler import EpochSampler
 
-__all__ = ["EpochSampler", "RLHFDataset", "build_dataloader", "check_data", "collate_fn"]
+__all__ = [
+    "EpochSampler",
+    "PromptDataset",
+    "RLHFDataset",
+    "build_dataloader",
+    "check_data",
+    "collate_fn",
+    "load_dataset",
+]
 
 _HOMES = {
     "EpochSampler": "sampler",
+    "PromptDataset": "prompt_dataset",
     "RLHFDataset": "rl_dataset",
     "build_dataloader": "loader",
     "check_data": "loader",
     "collate_fn": "collate",
+    "load_dataset": "rl_dataset",
 }
 
 

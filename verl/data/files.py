@@ -33,8 +33,8 @@ _LOOKS_LIKE = {
 
 
 def open_rows(path: str | Path, required: Sequence[str] = ()) -> Rows:
-    """Open a data file: .parquet, .arrow (IPC file or stream), .jsonl, .json (an array of objects, or lines), .csv, .tsv
-    or .txt (a prompt a line), or generated data (see `verl.data.generated`).
+    """Open a data file: .parquet, .arrow (IPC file or stream), .jsonl, .json (an array of objects, or lines), .csv,
+    .tsv or .txt (a prompt a line), or generated data (see `verl.data.generated`).
 
     Raises:
         FileNotFoundError: no such file.

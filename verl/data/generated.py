@@ -12,7 +12,7 @@ _DEFAULT_SIZE = 1000
 
 
 class GeneratedRows:
-    """`reasoning_gym:<generator>?size=1000&seed=1&<its options>`: row i is the generator's entry i, made when asked for.
+    """`reasoning_gym:<generator>?size=1000&seed=1&<its options>`: row i is the generator's entry i.
 
     Raises ValueError for an unknown generator or option, and without the package.
     """

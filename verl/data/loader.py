@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, IterableDataset, Sampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from verl.config import DataConfig, OfflineDataConfig
 from verl.data.collate import collate_fn as default_collate_fn
 from verl.data.rl_dataset import open_data, rows_used
-from verl.data.sampler import EpochSampler
+from verl.data.sampler import EpochSampler, TokenBatchSampler, make_sampler
 
 
 def build_dataloader(
@@ -26,31 +26,49 @@ def build_dataloader(
 ) -> StatefulDataLoader[Any]:
     """A loader whose `state_dict` holds the place in the epoch, also in its middle and with shuffling.
 
-    Training drops the rows that do not fill a last batch, and shuffles by `seed` if `config.shuffle`. Validation
+    Training drops the rows that do not fill a last batch, and visits the others in the order of `config.sampler`, which
+    is at random by `seed` (`config.shuffle`) unless it says otherwise. Validation
     drops and shuffles nothing. `config.dataloader_num_workers` changes the order of nothing; a saved state goes on with
     the number of workers that it was saved with.
 
+    A PromptDataset with dynamic batching is served in batches of tokens, whatever `batch_size` says; of a stream, the
+    place is found again by reading it up to there.
+
     Args:
         sampler: takes the place of the seeded order.
-        collate_fn: list of items -> batch; by default `verl.data.collate_fn`.
+        collate_fn: list of items -> batch; by default the data set's own, or else `verl.data.collate_fn`.
 
     Raises ValueError for a training batch bigger than the data set.
     """
-    rows = len(dataset)  # type: ignore[arg-type]
-    if train:
-        check_batch_fits(rows, batch_size)
+    options: dict[str, Any] = {
+        "num_workers": config.dataloader_num_workers,
+        "collate_fn": collate_fn or getattr(dataset, "collate_fn", default_collate_fn),
+        # Its own generator: the loader draws from it, and must not move the process's random state.
+        "generator": torch.Generator().manual_seed(seed),
+    }
+    max_tokens = getattr(dataset, "max_tokens_per_batch", None)
+    if isinstance(dataset, IterableDataset):
+        packed = max_tokens is not None
+        options |= {"batch_size": None} if packed else {"batch_size": batch_size, "drop_last": train}
+    elif max_tokens is not None:
+        shuffle = train and config.shuffle
+        options["batch_sampler"] = TokenBatchSampler(dataset.lengths(), max_tokens, seed, shuffle)  # type: ignore[attr-defined]
+    else:
+        if train:
+            check_batch_fits(len(dataset), batch_size)  # type: ignore[arg-type]
+        sampler = sampler or _sampler(dataset, config, train, seed, batch_size)
+        options |= {"batch_size": batch_size, "sampler": sampler, "drop_last": train}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata 0.11 under torch 2.13
-        return StatefulDataLoader(
-            dataset,
-            batch_size=batch_size,
-            sampler=sampler or EpochSampler(rows, seed, shuffle=train and config.shuffle),
-            drop_last=train,
-            num_workers=config.dataloader_num_workers,
-            collate_fn=collate_fn or default_collate_fn,
-            # Its own generator: the loader draws from it, and must not move the process's random state.
-            generator=torch.Generator().manual_seed(seed),
-        )
+        return StatefulDataLoader(dataset, **options)
+
+
+def _sampler(
+    dataset: Dataset[Any], config: DataConfig | OfflineDataConfig, train: bool, seed: int, batch_size: int
+) -> Sampler[int]:
+    if train and isinstance(config, DataConfig):
+        return make_sampler(dataset, config, seed, batch_size)
+    return EpochSampler(len(dataset), seed, shuffle=train and config.shuffle)  # type: ignore[arg-type]
 
 
 def check_batch_fits(rows: int, batch_size: int) -> None:

@@ -4,6 +4,7 @@ import multiprocessing
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,19 @@ _BAR_FROM = 10_000
 """Rows from which measuring takes long enough for a progress bar."""
 
 
-def prompt_lengths(rows: Rows, count: int, prompt_key: str, encoder: PromptEncoder, workers: int = 1) -> np.ndarray:
-    """Tokens of the prompts of the first `count` rows, int64 [count], measured by `workers` processes.
+def prompt_lengths(
+    rows: Rows, count: int, prompt_key: str, encoder: PromptEncoder, workers: int = 1, tools_key: str = "tools"
+) -> np.ndarray:
+    """Tokens of the first `count` prompts, int64 [count], with their tools, measured by `workers` processes.
 
     More than one process starts Python anew for each, so a script must guard its start by `__name__ == "__main__"`.
 
     Raises ValueError with the place of a prompt that cannot be encoded.
     """
     starts = range(0, count, _CHUNK)
-    chunks = ([(rows.place(i), rows[i][prompt_key]) for i in range(s, min(s + _CHUNK, count))] for s in starts)
+    values = islice(rows.columns((prompt_key, tools_key)), count)
+    places = map(rows.place, range(count))
+    chunks = ([(next(places), *value) for value in islice(values, _CHUNK)] for _ in starts)
     lengths: list[int] = []
     with tqdm(total=count, desc="measuring prompts", unit="prompt", disable=count < _BAR_FROM, leave=False) as bar:
         for part in _measure(chunks, encoder, min(workers, len(starts))):
@@ -34,7 +39,8 @@ def prompt_lengths(rows: Rows, count: int, prompt_key: str, encoder: PromptEncod
     return np.array(lengths, dtype=np.int64)
 
 
-Chunk = list[tuple[str, Any]]
+Chunk = list[tuple[str, Any, Any]]
+"""Place, prompt and tools of some rows."""
 
 
 def _measure(chunks: Iterator[Chunk], encoder: PromptEncoder, workers: int) -> Iterator[list[int]]:
@@ -66,7 +72,7 @@ def _chunk_lengths(chunk: Chunk, encoder: PromptEncoder | None = None) -> list[i
     encoder = encoder or _encoder
     assert encoder is not None
     lengths = []
-    for place, prompt in chunk:
+    for place, prompt, tools in chunk:
         with located(place):
-            lengths.append(len(encoder(prompt)))
+            lengths.append(len(encoder(prompt, tools)))
     return lengths

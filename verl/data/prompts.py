@@ -1,5 +1,6 @@
 """From a prompt as files write it to token ids. Imports no torch: processes that measure prompts start sooner."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,34 +31,63 @@ class PromptEncoder:
     Attributes:
         chat_template: replaces the tokenizer's own.
         template_kwargs: further arguments of the template, such as `tools` or `enable_thinking`.
+        system_prompt: becomes the first message of a chat that has no system message.
+        strings_as_chat: a string is a user's message.
+        parse_special_tokens: control tokens in a string are control tokens, so that whoever writes one may write the
+            template out; otherwise they are plain text, as they always are in the messages of a chat.
     """
 
     tokenizer: "PreTrainedTokenizerBase"
     chat_template: str | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    system_prompt: str | None = None
+    strings_as_chat: bool = False
+    parse_special_tokens: bool = True
 
-    def __call__(self, prompt: Prompt) -> list[int]:
+    def __call__(self, prompt: Prompt, tools: Any = None) -> list[int]:
         """Raises ValueError for a prompt that is neither text nor a chat, that the template refuses, or without tokens,
         and for a chat when there is no template."""
-        ids = self._encode_text(prompt) if isinstance(prompt, str) else self.tokenize_rendered(self.render(prompt))
+        if isinstance(prompt, str) and self.strings_as_chat:
+            prompt = [{"role": "user", "content": prompt}]
+        if isinstance(prompt, str):
+            ids = self._encode_text(prompt)
+        else:
+            ids = self.tokenize_rendered(self.render(self._with_system(prompt), tools=tools))
         if not ids:
             raise ValueError("the prompt is empty: it has no tokens")
         return ids
 
+    def _with_system(self, messages: Any) -> Any:
+        if self.system_prompt is None or not isinstance(messages, list | tuple) or not messages:
+            return messages
+        first = messages[0]
+        has_one = isinstance(first, Mapping) and first.get("role") in ("system", "developer")
+        return messages if has_one else [{"role": "system", "content": self.system_prompt}, *messages]
+
     def _encode_text(self, text: str) -> list[int]:
         tokenizer = self.tokenizer
+        if self.system_prompt is not None:
+            raise ValueError(
+                "the prompt is a string, which has no system message: set data.strings_as_chat=true, or leave out "
+                "data.system_prompt"
+            )
+        if not self.parse_special_tokens and self._control_pattern.search(text):
+            bos = [
+                token for token in self._tokenize("", add_special_tokens=True)[:1] if token == tokenizer.bos_token_id
+            ]
+            return bos + self.tokenize_rendered(self._mark_control_tokens(text))
         has_bos = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
         ids = self._tokenize(text, add_special_tokens=not has_bos)
         if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(tokenizer.eos_token):
             ids.pop()  # a model that has seen the end token has nothing left to say
         return ids
 
-    def render(self, messages: Sequence[Mapping[str, Any]], generation_prompt: bool = True) -> str:
-        """A chat as the template writes it, for `tokenize_rendered`.
+    def render(self, messages: Sequence[Mapping[str, Any]], generation_prompt: bool = True, tools: Any = None) -> str:
+        """A chat as the template writes it, for `tokenize_rendered`; `tools` take the place of `template_kwargs`'.
 
         Control tokens that stand in a message, which are plain text there, come as marks.
         """
-        return self._apply_template(self.marked(messages), generation_prompt)
+        return self._apply_template(self.marked(messages), generation_prompt, self._mark_control_tokens(_tools(tools)))
 
     def marked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The messages, checked, with marks for the control tokens that stand in them."""
@@ -72,13 +102,15 @@ class PromptEncoder:
             ids += self._tokenize(text)
         return ids
 
-    def _apply_template(self, messages: list[dict[str, Any]], generation_prompt: bool) -> str:
+    def _apply_template(self, messages: list[dict[str, Any]], generation_prompt: bool, tools: Any = None) -> str:
         if self.chat_template is None and not self.tokenizer.chat_template:
             raise ValueError(
                 f"the prompt is a chat, but the tokenizer {self.tokenizer.name_or_path!r} has no chat template: set "
                 "one with data.chat_template, or write prompts as strings, which need none"
             )
         arguments = {"add_generation_prompt": generation_prompt, **self.template_kwargs}
+        if tools:
+            arguments["tools"] = tools
         try:
             text = self.tokenizer.apply_chat_template(
                 messages, chat_template=self.chat_template, tokenize=False, **arguments
@@ -145,6 +177,26 @@ def located(place: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise ValueError(f"{place}: {error}") from error
+
+
+def _tools(tools: Any) -> list[Any] | None:
+    """Tools as a list of objects: written so, or as JSON; without the nulls that a table puts where rows differ."""
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools) if tools.strip() else None
+        except ValueError as error:
+            raise ValueError(f"the tools are text that is not valid JSON: {error}") from error
+    if tools is None:
+        return None
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise ValueError(f"tools must be a list of objects, or JSON text of one, unlike {tools!r:.200}")
+    return [_without_nulls(tool) for tool in tools]
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_nulls(item) for key, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _checked_messages(messages: Any) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Prompts for reinforcement learning, as items of token ids beside whatever else their file says."""
 
+import inspect
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -10,10 +11,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from verl.config import DataConfig
-from verl.data.files import JoinedRows, open_rows
+from verl.data.files import JoinedRows, Row, open_rows
 from verl.data.overlong import prompt_lengths
 from verl.data.prompts import PromptEncoder, located, pad_token_id, truncate
 from verl.data.sources import Files, local_files
+from verl.utils.imports import import_from_path
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,22 +60,26 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         required: Sequence[str] = (),
     ) -> None:
         self._config = config
-        self._encode = PromptEncoder(tokenizer, config.chat_template, dict(config.apply_chat_template_kwargs))
+        self._encode = prompt_encoder(tokenizer, config)
         self._pad_id = pad_token_id(tokenizer)
         if tokenizer.pad_token_id is None:
             logger.warning("tokenizer %r has no pad token: padding with its EOS", tokenizer.name_or_path)
         self._rows = open_data(data_files, config, required)
         # The first prompt shows what is wrong with all of them, such as a missing chat template.
         with located(self._rows.place(0)):
-            self._encode(self._rows[0][config.prompt_key])
+            self._ids(self._rows[0])
         self._kept = np.arange(rows_used(len(self._rows), max_samples))
+        self._lengths: np.ndarray | None = None
         if config.filter_overlong_prompts:
             self._drop_overlong()
 
     def _drop_overlong(self) -> None:
         config, count = self._config, len(self._kept)
         workers = config.filter_overlong_prompts_workers
-        lengths = prompt_lengths(self._rows, count, config.prompt_key, self._encode, workers)
+        lengths = prompt_lengths(
+            self._rows, count, config.prompt_key, self._encode, workers, tools_key=config.tools_key
+        )
+        self._lengths = lengths
         self._kept = np.flatnonzero(lengths <= config.max_prompt_length)
         if len(self._kept) == 0:
             raise ValueError(
@@ -95,14 +101,83 @@ class RLHFDataset(Dataset[dict[str, Any]]):
     def __getitem__(self, item: int) -> dict[str, Any]:
         number = int(self._kept[item])
         row = self._rows[number]
-        prompt = row.pop(self._config.prompt_key)
         with located(self._rows.place(number)):
-            ids = truncate(self._encode(prompt), self._config.max_prompt_length, self._config.truncation)
+            ids = truncate(self._ids(row), self._config.max_prompt_length, self._config.truncation)
+        prompt = row.pop(self._config.prompt_key)
         row["data_source"] = row[self._config.reward_fn_key]
         row["index"] = _index(row, number)
         if self._config.return_raw_chat:
             row["raw_prompt"] = prompt
         return {**row, **left_pad(ids, self._config.max_prompt_length, self._pad_id)}
+
+    def _ids(self, row: Row) -> list[int]:
+        return self._encode(row[self._config.prompt_key], row.get(self._config.tools_key))
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of each item's prompt, int64 [len(self)], as cut."""
+        count = int(self._kept[-1]) + 1 if len(self._kept) else 0
+        config = self._config
+        workers = config.filter_overlong_prompts_workers
+        if self._lengths is None:
+            self._lengths = prompt_lengths(
+                self._rows, count, config.prompt_key, self._encode, workers, tools_key=config.tools_key
+            )
+        return np.minimum(self._lengths[self._kept], config.max_prompt_length)
+
+    def column(self, name: str) -> list[Any]:
+        """The value of each item at `name`, which may lead into dicts: `extra_info.level`. None where there is none."""
+        outer, *inner = name.split(".")
+        wanted = iter(self._kept.tolist())
+        found, number = [], next(wanted, None)
+        for row, (value,) in enumerate(self._rows.columns((outer,))):
+            if row == number:
+                for key in inner:
+                    value = value.get(key) if isinstance(value, dict) else None
+                found.append(value)
+                number = next(wanted, None)
+        return found
+
+
+def prompt_encoder(tokenizer: "PreTrainedTokenizerBase", config: DataConfig) -> PromptEncoder:
+    """How prompts become token ids by `config`."""
+    return PromptEncoder(
+        tokenizer,
+        config.chat_template,
+        dict(config.apply_chat_template_kwargs),
+        config.system_prompt,
+        config.strings_as_chat,
+        config.parse_special_tokens,
+    )
+
+
+def load_dataset(
+    data_files: DataFiles,
+    tokenizer: "PreTrainedTokenizerBase",
+    config: DataConfig,
+    *,
+    max_samples: int = -1,
+    required: Sequence[str] = (),
+) -> Dataset[Any]:
+    """The data set of `config`: an RLHFDataset, or the class of `data.custom_cls`, called with the keywords that its
+    signature has. ValueError for a class that cannot be loaded or is no class of data sets."""
+    chosen = config.custom_cls
+    arguments: dict[str, Any] = {"max_samples": max_samples, "required": required}
+    if chosen.path is None:
+        return RLHFDataset(data_files, tokenizer, config, **arguments)
+    if chosen.name is None:
+        raise ValueError("data.custom_cls.path is set without data.custom_cls.name: name the class")
+    dataset_class: Any
+    try:
+        dataset_class = import_from_path(f"{chosen.path}:{chosen.name}")
+    except ValueError as error:
+        raise ValueError(f"data.custom_cls: {error}") from error
+    if not (inspect.isclass(dataset_class) and issubclass(dataset_class, Dataset)):
+        raise ValueError(f"data.custom_cls: {chosen.name} in {chosen.path} is no subclass of torch.utils.data.Dataset")
+    parameters = inspect.signature(dataset_class).parameters
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    chosen_arguments = {name: value for name, value in arguments.items() if takes_all or name in parameters}
+    dataset: Dataset[Any] = dataset_class(data_files, tokenizer=tokenizer, config=config, **chosen_arguments)
+    return dataset
 
 
 def left_pad(ids: Sequence[int], width: int, pad_id: int) -> dict[str, Tensor]:

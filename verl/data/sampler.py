@@ -1,10 +1,14 @@
 """In which order rows are visited, as a state that can be saved."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch.utils.data import Sampler
+
+from verl.config import DataConfig
+from verl.protocol.columns import object_column
+from verl.utils.imports import import_from_path
 
 
 class EpochSampler(Sampler[int]):
@@ -34,8 +38,8 @@ class EpochSampler(Sampler[int]):
         )
 
 
-class _Epoch(Iterator[int]):
-    """The rows of one epoch. Which one is settled by the first row: loaders also make iterators that they never use."""
+class _Epoch(Iterator[Any]):
+    """The rows, or batches of rows, of one epoch. Which one is settled by the first row: loaders also make iterators that they never use."""
 
     def __init__(self, sampler: EpochSampler) -> None:
         self._sampler = sampler
@@ -48,14 +52,14 @@ class _Epoch(Iterator[int]):
         self._order = self._sampler.order(epoch)
         self._sampler.next_epoch = epoch + 1
 
-    def __next__(self) -> int:
+    def __next__(self) -> Any:
         if self._epoch is None:
             self._start(self._sampler.next_epoch)
         if self._position >= len(self._order):
             raise StopIteration
-        row = int(self._order[self._position])
+        row = self._order[self._position]
         self._position += 1
-        return row
+        return row if isinstance(row, list) else int(row)
 
     def state_dict(self) -> dict[str, Any]:
         sampler = self._sampler
@@ -73,3 +77,159 @@ class _Epoch(Iterator[int]):
                 )
         self._start(state["epoch"])
         self._position = state["position"]
+
+
+class LengthSampler(EpochSampler):
+    """Every row once an epoch, in batches of rows of near length, the batches and the rows at random.
+
+    Rows are shuffled, cut into stretches of `batches` batches, and sorted by length within each, so that batches differ
+    from epoch to epoch. The rows that fill no last batch come last.
+    """
+
+    def __init__(self, lengths: np.ndarray, batch_size: int, seed: int, batches: int = 50) -> None:
+        super().__init__(len(lengths), seed)
+        self.lengths = lengths
+        self.batch_size = batch_size
+        self.batches = batches
+
+    def order(self, epoch: int) -> np.ndarray:
+        random = np.random.default_rng([self.seed, epoch])
+        rows, stretch = random.permutation(self.rows), self.batch_size * self.batches
+        for start in range(0, self.rows, stretch):
+            part = rows[start : start + stretch]
+            rows[start : start + stretch] = part[np.argsort(self.lengths[part], kind="stable")]
+        whole = self.rows // self.batch_size * self.batch_size
+        batches = rows[:whole].reshape(-1, self.batch_size)
+        return np.concatenate([random.permutation(batches).reshape(-1), rows[whole:]])
+
+
+class TokenBatchSampler(EpochSampler):
+    """Batches of any number of rows, each of at most `max_tokens` cells: rows x the longest of them. Every row is in one
+    batch of an epoch.
+
+    With `shuffle`, rows are shuffled, sorted by length within stretches of `stretch` rows, and packed; then the batches
+    are shuffled. Without it, rows are packed in their order.
+
+    Raises ValueError for a row longer than `max_tokens`.
+    """
+
+    def __init__(
+        self, lengths: np.ndarray, max_tokens: int, seed: int, shuffle: bool = True, stretch: int = 1024
+    ) -> None:
+        super().__init__(len(lengths), seed, shuffle)
+        if len(lengths) and lengths.max() > max_tokens:
+            row = int(lengths.argmax())
+            raise ValueError(f"row {row} has {lengths[row]} tokens, more than a batch of {max_tokens} tokens holds")
+        self.lengths = lengths
+        self.max_tokens = max_tokens
+        self.stretch = stretch
+
+    def __len__(self) -> int:
+        """Batches of the next epoch."""
+        return len(self.order(self.next_epoch))
+
+    def order(self, epoch: int) -> np.ndarray:
+        """The batches of an epoch: an object array of lists of row numbers."""
+        if not self.shuffle:
+            return object_column(pack(np.arange(self.rows), self.lengths, self.max_tokens))
+        random = np.random.default_rng([self.seed, epoch])
+        rows = random.permutation(self.rows)
+        batches: list[list[int]] = []
+        for start in range(0, self.rows, self.stretch):
+            part = rows[start : start + self.stretch]
+            batches += pack(part[np.argsort(self.lengths[part], kind="stable")], self.lengths, self.max_tokens)
+        return object_column(batches)[random.permutation(len(batches))]
+
+
+def pack(rows: np.ndarray, lengths: np.ndarray, max_tokens: int) -> list[list[int]]:
+    """`rows` cut, in their order, into lists of at most `max_tokens` cells: rows x the longest of them."""
+    batches: list[list[int]] = []
+    longest = 0
+    for row in rows.tolist():
+        longest = max(longest, int(lengths[row]))
+        if batches and (len(batches[-1]) + 1) * longest <= max_tokens:
+            batches[-1].append(row)
+        else:
+            batches.append([row])
+            longest = int(lengths[row])
+    return batches
+
+
+class MixedSampler(EpochSampler):
+    """Every row once an epoch, the sources mixed: as long as all of them last, any stretch of the order holds them in
+    the ratio of their weights, to within one row each.
+
+    Args:
+        sources: of each row.
+        weights: of each source, above 0; one that is not named has weight 1.
+    """
+
+    def __init__(self, sources: Sequence[Any], weights: Mapping[str, float], seed: int) -> None:
+        super().__init__(len(sources), seed)
+        names, self.source = np.unique(np.array([str(source) for source in sources]), return_inverse=True)
+        unknown = sorted(set(weights) - set(names.tolist()))
+        if unknown:
+            raise ValueError(
+                f"data.sampler.weights: no row has the data source {unknown[0]!r}, only {', '.join(names)}"
+            )
+        self.weights = np.array([float(weights.get(name, 1.0)) for name in names.tolist()])
+        if not (np.isfinite(self.weights) & (self.weights > 0)).all():
+            raise ValueError(f"data.sampler.weights={dict(weights)}: weights must be above 0")
+
+    def order(self, epoch: int) -> np.ndarray:
+        random = np.random.default_rng([self.seed, epoch])
+        rows = random.permutation(self.rows)
+        due = np.empty(self.rows)
+        for number, weight in enumerate(self.weights):
+            mine = np.flatnonzero(self.source[rows] == number)
+            # Row k of a source is due when the mixture has come to k / weight.
+            due[mine] = (np.arange(len(mine)) + 0.5) / weight
+        return rows[np.argsort(due, kind="stable")]
+
+
+class CurriculumSampler(EpochSampler):
+    """Every row once an epoch, by rising `values`; rows of equal value in a random order."""
+
+    def __init__(self, values: Sequence[Any], seed: int, column: str = "") -> None:
+        super().__init__(len(values), seed)
+        try:
+            self.values = np.array(values, dtype=np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"data.sampler.column={column}: a curriculum needs numbers: {error}") from error
+        bad = np.flatnonzero(np.isnan(self.values))
+        if len(bad):
+            raise ValueError(f"data.sampler.column={column}: row {bad[0]} has no number there")
+
+    def order(self, epoch: int) -> np.ndarray:
+        rows = np.random.default_rng([self.seed, epoch]).permutation(self.rows)
+        return rows[np.argsort(self.values[rows], kind="stable")]
+
+
+def make_sampler(dataset: Any, config: DataConfig, seed: int, batch_size: int) -> Sampler[int]:
+    """The sampler of training prompts that `config.sampler` names.
+
+    Raises ValueError for a data set without what the sampler needs (`lengths()`, `column(name)`), and for a class of
+    the user's own that cannot be loaded.
+    """
+    chosen = config.sampler
+    if chosen.class_path is not None:
+        if chosen.class_name is None:
+            raise ValueError("data.sampler.class_path is set without data.sampler.class_name: name the class")
+        try:
+            sampler_class = import_from_path(f"{chosen.class_path}:{chosen.class_name}")
+        except ValueError as error:
+            raise ValueError(f"data.sampler: {error}") from error
+        sampler: Sampler[int] = sampler_class(data_source=dataset, data_config=config)
+        return sampler
+    if chosen.name == "random":
+        return EpochSampler(len(dataset), seed, config.shuffle)
+    needed = "lengths" if chosen.name == "length" else "column"
+    if not hasattr(dataset, needed):
+        raise ValueError(f"data.sampler.name={chosen.name}: {type(dataset).__name__} has no method {needed}()")
+    if chosen.name == "length":
+        return LengthSampler(dataset.lengths(), batch_size, seed)
+    if chosen.name == "mixed":
+        return MixedSampler(dataset.column(config.reward_fn_key), chosen.weights, seed)
+    if chosen.column is None:
+        raise ValueError("data.sampler.name=curriculum needs data.sampler.column: the column to sort by")
+    return CurriculumSampler(dataset.column(chosen.column), seed, chosen.column)

@@ -61,12 +61,9 @@ def _why_not_vllm(config: RolloutConfig, causal_lm: nn.Module, device: str) -> s
 def _vllm(config: RolloutConfig, causal_lm: nn.Module, dtype: torch.dtype, device: str, seed: int) -> RolloutEngine:
     check_installed(config)
     from verl.rollout.vllm_engine import vLLMRolloutEngine
+    from verl.rollout.vllm_setup import VLLMSettings
 
-    return vLLMRolloutEngine.for_module(
-        causal_lm,
-        dtype,
-        device,
-        seed,
+    settings = VLLMSettings(
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -76,9 +73,10 @@ def _vllm(config: RolloutConfig, causal_lm: nn.Module, dtype: torch.dtype, devic
         enable_chunked_prefill=config.enable_chunked_prefill,
         load_format=config.load_format,
         tensor_parallel_size=config.tensor_model_parallel_size,
-        free_on_sleep=config.free_cache_engine,
+        sleep_level=config.sleep_level if config.free_cache_engine else 0,
         engine_kwargs=config.engine_kwargs.get("vllm", {}),
     )
+    return vLLMRolloutEngine.for_module(causal_lm, dtype, device, seed, settings)
 
 
 def _hf(config: RolloutConfig, causal_lm: nn.Module, dtype: torch.dtype, device: str, seed: int) -> RolloutEngine:

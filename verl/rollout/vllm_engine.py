@@ -6,8 +6,7 @@ must be given the same calls.
 """
 
 import tempfile
-import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from verl.rollout.base import Completion, Sampling
+from verl.rollout.vllm_parallel import Replica
 from verl.rollout.vllm_setup import (
-    CPU_BLOCK_SIZE,
-    CPU_SEQUENCES,
+    VLLMSettings,
     generators_kept,
     model_runner_of,
     require_vllm,
@@ -31,6 +30,7 @@ from verl.rollout.vllm_weights import CPUKVCache, repack_tied_heads, weight_erro
 from verl.utils.seeding import derive_seed
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
+CLOSED = "it was closed"
 SMALLEST_TEMPERATURE = 0.01
 """vLLM raises lower temperatures to this one, except 0."""
 
@@ -47,22 +47,9 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
         dtype: of weights and KV cache.
         device: "cpu" or "cuda"; that of the trainer.
         seed: what completions without seeds of their own follow from; give each replica another one.
-        max_model_len: most tokens of prompt and response together; None is the model's own limit.
-        max_num_seqs: requests that run together; None is 64 on a CPU and vLLM's choice on CUDA.
-        max_num_batched_tokens: tokens of one forward pass; None is vLLM's choice.
-        gpu_memory_utilization: share of the device's memory for weights, activations and KV cache; on a CPU, the
-            share of free memory that the KV cache may take at most.
-        enforce_eager: run without compiled graphs; None does on a CPU.
-        enable_prefix_caching: share the KV cache of equal beginnings.
-        enable_chunked_prefill: let long prompts run in pieces beside the others' decoding; None is vLLM's choice.
-        load_format: "dummy" starts without weights, which `update_weights` must bring; others read `model`.
-        tensor_parallel_size: processes that share one replica; it must divide those of the default process group, whose
-            consecutive ranks form a replica.
-        free_on_sleep: whether `sleep` gives memory back. On CUDA weights and KV cache go, and `update_weights` must
-            bring the weights again; on a CPU the KV cache goes.
+        settings: the rest; see `VLLMSettings`.
         eos_token_ids: ids that end a response, besides those of `Sampling.stop_token_ids`.
         weight_names: names that every `update_weights` must bring; None does not check.
-        engine_kwargs: vLLM engine arguments beyond these.
     """
 
     def __init__(
@@ -71,61 +58,27 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         seed: int = 0,
-        *,
-        max_model_len: int | None = None,
-        max_num_seqs: int | None = None,
-        max_num_batched_tokens: int | None = None,
-        gpu_memory_utilization: float = 0.5,
-        enforce_eager: bool | None = None,
-        enable_prefix_caching: bool = True,
-        enable_chunked_prefill: bool | None = None,
-        load_format: str = "dummy",
-        tensor_parallel_size: int = 1,
-        free_on_sleep: bool = True,
+        settings: VLLMSettings | None = None,
         eos_token_ids: Sequence[int] = (),
         weight_names: Collection[str] | None = None,
-        engine_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         require_vllm()
         from verl.rollout.vllm_sampler import install as install_sampler
 
         self.device = device
-        self.tensor_parallel_size = tensor_parallel_size
-        self._check_processes()
-        self.seed = self._of_replica(seed)
-        self.version = -1 if load_format == "dummy" else 0
-        self.has_weights = load_format != "dummy"
+        self.settings = settings or VLLMSettings()
+        self.version = -1
+        self.has_weights = self.settings.load_format != "dummy"
         self.eos_token_ids = tuple(eos_token_ids)
         self.weight_names = None if weight_names is None else frozenset(weight_names)
-        self._free_on_sleep = free_on_sleep
+        self._replica = Replica(self.settings.tensor_parallel_size)
+        self.seed = self._replica.of_first(seed)
         self._asleep: set[str] = set()
         self._broken: str | None = None
         self._waiting: dict[str, tuple[int, ...]] = {}
         self._unseeded_calls = 0
-        cpu = device == "cpu"
-        arguments: dict[str, Any] = {
-            "model": str(model),
-            "skip_tokenizer_init": True,
-            "generation_config": "vllm",  # sampling comes with each request, never from the model's folder
-            "dtype": str(dtype).removeprefix("torch."),
-            "load_format": load_format,
-            "seed": 0,  # every request brings its own
-            "logprobs_mode": "processed_logprobs",
-            "max_model_len": max_model_len,
-            "max_num_seqs": CPU_SEQUENCES if max_num_seqs is None and cpu else max_num_seqs,
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "gpu_memory_utilization": gpu_memory_utilization,
-            "enforce_eager": cpu if enforce_eager is None else enforce_eager,
-            "enable_prefix_caching": enable_prefix_caching,
-            "enable_chunked_prefill": enable_chunked_prefill,
-            "tensor_parallel_size": tensor_parallel_size,
-            "distributed_executor_backend": "uni" if tensor_parallel_size == 1 else "external_launcher",
-            "enable_sleep_mode": free_on_sleep and not cpu,
-        }
-        extra = dict(engine_kwargs or {})
-        if cpu:
-            extra.setdefault("block_size", CPU_BLOCK_SIZE)
-        self._engine = start_engine(arguments, extra, device)
+        self._owns_groups = not dist.is_initialized()
+        self._engine = start_engine(self.settings, str(model), dtype, device)
         self._runner = model_runner_of(self._engine)
         install_sampler(self._runner)
         self._cpu_cache = CPUKVCache(self._runner.kv_caches)
@@ -134,24 +87,25 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
 
     @classmethod
     def for_module(
-        cls, module: nn.Module, dtype: torch.dtype, device: str, seed: int, **settings: Any
+        cls, module: nn.Module, dtype: torch.dtype, device: str, seed: int, settings: VLLMSettings | None = None
     ) -> "vLLMRolloutEngine":
         """An engine of the architecture of `module`, a causal language model of transformers with full weights.
 
         Nothing is copied: `update_weights` must bring the weights. ValueError when vLLM does not run such a model.
         """
         require_vllm()
-        reason = unsupported_reason(module, device, settings.get("tensor_parallel_size", 1))
+        settings = settings or VLLMSettings()
+        reason = unsupported_reason(module, device, settings.tensor_parallel_size)
         if reason is not None:
             raise ValueError(f"vLLM cannot run this model: {reason}; use rollout.name=hf (or auto)")
         ends: Any = module.generation_config.eos_token_id  # type: ignore[union-attr]
-        settings.setdefault("eos_token_ids", () if ends is None else (ends,) if isinstance(ends, int) else ends)
-        settings.setdefault("weight_names", [name for name, _ in module.named_parameters()])
-        if settings.get("load_format", "dummy") != "dummy":
-            return cls(_folder_of(module), dtype, device, seed, **settings)
+        ends = () if ends is None else (ends,) if isinstance(ends, int) else ends
+        names = [name for name, _ in module.named_parameters()]
+        if settings.load_format != "dummy":
+            return cls(_folder_of(module), dtype, device, seed, settings, ends, names)
         with tempfile.TemporaryDirectory() as folder:
             write_config(module, Path(folder))
-            return cls(folder, dtype, device, seed, **settings)
+            return cls(folder, dtype, device, seed, settings, ends, names)
 
     # ---- weights and memory ----
 
@@ -176,7 +130,7 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
             if self.device == "cpu":
                 repack_tied_heads(self._runner.get_model())
         except BaseException as error:
-            self._broken = f"an update of its weights failed midway ({type(error).__name__}: {error})"
+            self._broken = f"an update of its weights failed midway with {type(error).__name__}: {error}"
             raise
         self._forget_cache()
         self.has_weights = True
@@ -193,22 +147,22 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
     def weight_errors(self, weights: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
         """For each given weight, how far the engine's own is from it (0 when they agree); see `vllm_weights`."""
         self._refuse_broken()
-        rank = dist.get_rank() % self.tensor_parallel_size if self.tensor_parallel_size > 1 else 0
-        return weight_errors(self._runner.get_model(), weights, rank, self.tensor_parallel_size)
+        return weight_errors(self._runner.get_model(), weights, self._replica.rank, self._replica.size)
 
     def sleep(self) -> None:
-        """Give memory back (see `free_on_sleep`). RuntimeError while requests run."""
+        """Give memory back (see `VLLMSettings.sleep_level`). RuntimeError while requests run."""
         if self._waiting:
             raise RuntimeError(f"{len(self._waiting)} requests are running: finish or abort them before sleep()")
-        if not self._free_on_sleep or self._asleep or self._broken:
+        level = self.settings.sleep_level
+        if level == 0 or self._asleep or self._broken:
             return
         if self.device == "cpu":
             self._forget_cache()
             self._cpu_cache.free()
             self._asleep = {KV_CACHE}
         else:
-            self._engine.sleep(level=2)
-            self.has_weights = False
+            self._engine.sleep(level=level)
+            self.has_weights = level == 1
             self._asleep = {WEIGHTS, KV_CACHE}
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
@@ -223,11 +177,14 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
         self._asleep -= chosen
 
     def close(self) -> None:
-        """End the engine and free its memory; it cannot be used again."""
-        if self._broken != "it was closed":
-            stop_engine(self._engine)
-            del self._runner, self._cpu_cache
-            self._broken = "it was closed"
+        """End the engine and free its memory.
+
+        An engine that started torch.distributed, because nobody had, ends it too: of several, the first closes last.
+        """
+        if self._broken != CLOSED:
+            stop_engine(self._engine, groups=self._owns_groups)
+            del self._engine, self._runner, self._cpu_cache
+            self._broken = CLOSED
 
     def _forget_cache(self) -> None:
         if not self._engine.reset_prefix_cache(reset_running_requests=True):
@@ -292,7 +249,7 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
         for row, prompt in enumerate(prompts):
             self._check(f"prompt {row}", prompt, sampling)
         seeds = self._seeds(len(prompts), sampling.n, seeds)
-        self._check_replica((prompts, sampling, seeds))
+        self._replica.refuse_different((prompts, sampling, seeds))
         done: dict[str, Completion] = {}
         try:
             for i, seed in enumerate(seeds):
@@ -361,7 +318,7 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
 
     def _refuse_broken(self) -> None:
         if self._broken is not None:
-            raise RuntimeError(f"the vLLM engine is broken, since {self._broken}: start the worker anew")
+            raise RuntimeError(f"the vLLM engine cannot be used: {self._broken}; start the worker anew")
 
     def _refuse_unready(self) -> None:
         self._refuse_broken()
@@ -369,38 +326,6 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
             raise RuntimeError(f"the rollout engine sleeps ({', '.join(sorted(self._asleep))}): call wake_up() first")
         if not self.has_weights:
             raise RuntimeError("the rollout engine has no weights yet: call update_weights() before generating")
-
-    # ---- tensor parallelism ----
-
-    def _check_processes(self) -> None:
-        size = self.tensor_parallel_size
-        if size == 1:
-            return
-        if not dist.is_initialized():
-            raise ValueError(f"tensor_parallel_size={size} needs torch.distributed: start {size} processes")
-        if dist.get_world_size() % size:
-            raise ValueError(f"tensor_parallel_size={size} does not divide the {dist.get_world_size()} processes")
-
-    def _of_replica(self, seed: int) -> int:
-        """The seed of the replica's first process: the processes of a replica must draw the same tokens."""
-        if self.tensor_parallel_size == 1:
-            return seed
-        seeds: list[int] = [0] * dist.get_world_size()
-        dist.all_gather_object(seeds, seed)
-        return seeds[dist.get_rank() // self.tensor_parallel_size * self.tensor_parallel_size]
-
-    def _check_replica(self, call: Any) -> None:
-        if self.tensor_parallel_size == 1:
-            return
-        from vllm.distributed.parallel_state import get_tp_group
-
-        digests = [0] * self.tensor_parallel_size
-        dist.all_gather_object(digests, zlib.crc32(repr(call).encode()), group=get_tp_group().cpu_group)
-        if len(set(digests)) > 1:
-            raise ValueError(
-                f"the {self.tensor_parallel_size} processes of a replica were given different prompts, sampling or "
-                "seeds: tensor-parallel generation needs the same on each of them"
-            )
 
 
 def _folder_of(module: Any) -> Path:

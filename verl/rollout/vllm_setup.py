@@ -10,6 +10,7 @@ import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,59 @@ CPU_BLOCK_SIZE = 32
 """Tokens per KV block on a CPU. Only full blocks are shared, and vLLM's 128 are more than many prompts have."""
 CPU_SEQUENCES = 64
 """Sequences decoded at once on a CPU. More bring little there: the products of 64 rows already fill the cores."""
+
+
+@dataclass(frozen=True)
+class VLLMSettings:
+    """How a vLLM engine runs. None leaves a choice to vLLM, unless said otherwise.
+
+    Attributes:
+        max_model_len: most tokens of prompt and response together; None is the model's own limit.
+        max_num_seqs: requests that run together; None is 64 on a CPU.
+        max_num_batched_tokens: most tokens of one forward pass.
+        gpu_memory_utilization: share of the device's memory for weights, activations and KV cache; on a CPU, the
+            share of free memory that the KV cache takes at most.
+        enforce_eager: run without compiled graphs; None does on a CPU.
+        enable_prefix_caching: share the KV cache of equal beginnings.
+        enable_chunked_prefill: let long prompts run in pieces beside the others' decoding.
+        load_format: "dummy" starts without weights, which `update_weights` must bring; others read the model's files.
+        tensor_parallel_size: processes that share one replica: consecutive ranks of the default process group, whose
+            size it must divide.
+        sleep_level: what `sleep` gives back on CUDA: 0 nothing, 1 the KV cache and the weights, which go to the CPU's
+            memory, 2 both, and `update_weights` must bring the weights again. On a CPU, 1 and 2 free the KV cache.
+        engine_kwargs: vLLM engine arguments beyond these.
+    """
+
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float = 0.5
+    enforce_eager: bool | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool | None = None
+    load_format: str = "dummy"
+    tensor_parallel_size: int = 1
+    sleep_level: int = 2
+    engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def arguments(self, model: str, dtype: torch.dtype, device: str) -> dict[str, Any]:
+        """vLLM's names for these, without `engine_kwargs`."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        del own["sleep_level"], own["engine_kwargs"]
+        if device == "cpu":
+            own["max_num_seqs"] = self.max_num_seqs or CPU_SEQUENCES
+        return {
+            **own,
+            "model": model,
+            "dtype": str(dtype).removeprefix("torch."),
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",  # sampling comes with each request, never from the model's folder
+            "seed": 0,  # so do seeds
+            "logprobs_mode": "processed_logprobs",
+            "enforce_eager": device == "cpu" if self.enforce_eager is None else self.enforce_eager,
+            "distributed_executor_backend": "uni" if self.tensor_parallel_size == 1 else "external_launcher",
+            "enable_sleep_mode": device != "cpu" and self.sleep_level > 0,
+        }
 
 
 def is_installed() -> bool:
@@ -95,31 +149,39 @@ def write_config(module: Any, folder: Path) -> None:
     config.save_pretrained(folder)
 
 
-def start_engine(arguments: Mapping[str, Any], extra: Mapping[str, Any], device: str) -> "LLMEngine":
-    """A vLLM engine in this process. `extra` are the user's own engine arguments.
+def start_engine(settings: VLLMSettings, model: str, dtype: torch.dtype, device: str) -> "LLMEngine":
+    """A vLLM engine in this process.
 
-    ValueError for an argument that vLLM does not know, that has a key of its own, or whose value vLLM refuses.
+    ValueError for an engine argument that vLLM does not know, that has a key of its own, or whose value vLLM refuses.
     """
+    arguments, extra = settings.arguments(model, dtype, device), dict(settings.engine_kwargs)
     with process_kept():
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        _check_extra(extra, arguments, {field.name for field in dataclasses.fields(EngineArgs)})
-        config = EngineArgs(**{**arguments, **extra}).create_engine_config()
+        _check_extra(extra, arguments, {known.name for known in dataclasses.fields(EngineArgs)})
+        if device == "cpu":
+            extra.setdefault("block_size", CPU_BLOCK_SIZE)
+        config = EngineArgs(**arguments, **extra).create_engine_config()
         if device == "cpu" and config.cache_config.kv_cache_memory_bytes is None:
             config.cache_config.kv_cache_memory_bytes = cpu_kv_cache_bytes(config)
         engine = LLMEngine(config, _executor(config, device), log_stats=False, multiprocess_mode=False)
-    # An engine that is collected would take the process group of the trainer with it; `stop_engine` does not.
+    # Collected, an engine would take the trainer's process group along; `stop_engine` does not.
     engine.engine_core._finalizer.detach()
     gc.unfreeze()  # vLLM hides all objects of the process from the collector, the trainer's as well
     return engine
 
 
-def stop_engine(engine: "LLMEngine") -> None:
-    """End an engine and free what it holds. Process groups stay: they are the trainer's, or another engine's too."""
+def stop_engine(engine: "LLMEngine", groups: bool) -> None:
+    """End an engine and free what it holds; with `groups` also torch.distributed, which it started itself."""
+    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+
     core = engine.engine_core.engine_core
     core.model_executor.shutdown()
     core.scheduler.shutdown()
+    if groups:
+        destroy_model_parallel()
+        destroy_distributed_environment()
 
 
 def _check_extra(extra: Mapping[str, Any], taken: Mapping[str, Any], known: set[str]) -> None:

@@ -6,13 +6,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verl.algorithms.kl import kl_estimate
 from verl.protocol import DataProto
 from verl.rewards import validation_metrics
 from verl.trainer.steps import SCORE_COLUMN
 
 
 def batch_metrics(batch: DataProto, max_response_length: int) -> dict[str, float]:
-    """reward/*, response_length/*, prompt_length/*, critic/* and the advantages' spread of one batch [B, P + R]."""
+    """reward/*, response_length/*, prompt_length/*, kl/*, critic/* and the advantages' spread of one batch [B, P + R].
+
+    `kl/ref_k1` and `kl/ref_k3` estimate KL(policy, reference) per token, whichever way it enters the training.
+    """
     tensors = batch.batch
     mask = tensors["response_mask"].bool()
     rows = mask.any(-1)  # a row without tokens was excluded by the reward
@@ -30,6 +34,10 @@ def batch_metrics(batch: DataProto, max_response_length: int) -> dict[str, float
     }
     if "entropy" in tensors.keys():  # noqa: SIM118
         metrics["actor/entropy"] = float(tensors["entropy"][mask].mean())
+    if "ref_log_probs" in tensors.keys():  # noqa: SIM118
+        log_probs, reference = tensors["old_log_probs"][mask], tensors["ref_log_probs"][mask]
+        metrics["kl/ref_k1"] = float(kl_estimate(log_probs, reference, "k1").mean())
+        metrics["kl/ref_k3"] = float(kl_estimate(log_probs, reference, "k3").mean())
     if "values" in tensors.keys():  # noqa: SIM118
         values, returns = tensors["values"][mask], tensors["returns"][mask]
         metrics |= _spread("critic/values", values) | _spread("critic/returns", returns)

@@ -28,7 +28,7 @@ from verl.algorithms.advantages import get_adv_estimator
 from verl.algorithms.kl import make_kl_controller
 from verl.config import PPOConfig
 from verl.config.loader import to_dict
-from verl.data import RLHFDataset, build_dataloader
+from verl.data import build_dataloader, load_dataset
 from verl.protocol import DataProto
 from verl.rewards import RewardResult, launch, load_reward_manager
 from verl.trainer.checkpoint import Checkpoints
@@ -145,11 +145,11 @@ class RayPPOTrainer:
         # Known now, a missing column costs nothing; at the first reward it would cost a rollout.
         required = getattr(self.reward_fn, "required_columns", ()) if self.config.reward.rule_weight else ()
         if train_dataset is None:
-            train_dataset = RLHFDataset(
+            train_dataset = load_dataset(
                 data.train_files, self.tokenizer, data, max_samples=data.train_max_samples, required=required
             )
         if val_dataset is None and data.val_files:
-            val_dataset = RLHFDataset(
+            val_dataset = load_dataset(
                 data.val_files, self.tokenizer, data, max_samples=data.val_max_samples, required=required
             )
         self.train_dataloader = build_dataloader(
