@@ -15,7 +15,7 @@ from offline import with_defaults
 from verl.trainer.launch import exit_with
 from verl.trainer.main_reward_model import main as train
 
-DEFAULTS = ["data.max_prompt_length=8", "data.max_response_length=8", "optim.lr=2e-5"]
+DEFAULTS = ["data.max_prompt_length=8", "data.max_response_length=8", "optim.lr=5e-5"]
 
 
 def main(overrides: list[str]) -> dict[str, float]:

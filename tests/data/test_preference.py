@@ -80,7 +80,7 @@ def test_a_batch_has_chosen_and_rejected_in_one_row(tmp_path: Path) -> None:
         {"prompt": "ab", "chosen": "c", "rejected": "de"},
         {"prompt": "a", "chosen": "cd", "rejected": "e"},
     )
-    batch = dataset.collate([dataset[0], dataset[1]])
+    batch = dataset.collate_fn([dataset[0], dataset[1]])
     a, b, c, d, e = (TOKENIZER.convert_tokens_to_ids(x) for x in "abcde")
     eos, pad = TOKENIZER.eos_token_id, TOKENIZER.pad_token_id
     de = TOKENIZER("de", add_special_tokens=False)["input_ids"]
@@ -120,7 +120,7 @@ def judged(folder: Path, *rows: dict[str, Any]) -> JudgedDataset:
 def test_judged_answers(tmp_path: Path) -> None:
     rows = [{"prompt": "p", "completion": "yes", "label": True}, {"prompt": "p", "completion": "no", "label": 0}]
     dataset = judged(tmp_path, *rows)
-    batch = dataset.collate([dataset[0], dataset[1]])
+    batch = dataset.collate_fn([dataset[0], dataset[1]])
     assert batch["labels"].tolist() == [True, False] and batch["index"].tolist() == [0, 1]
     assert [TOKENIZER.decode(dataset[i].answer.ids) for i in (0, 1)] == ["pyes<eos>", "pno<eos>"]
     with pytest.raises(ValueError, match="line 1: column 'label' must be true or false, not 'good'"):

@@ -44,7 +44,7 @@ def test_b13_both_cuts() -> None:
 
 def test_a_batch_is_padded_on_the_right_and_first_tokens_have_no_loss(tmp_path: Path) -> None:
     dataset = SFTDataset(write(tmp_path, {"prompt": "a", "response": "b"}), TOKENIZER, SFTDataConfig())
-    batch = dataset.collate([Encoded([7, 8, 9], [0, 1, 1]), Encoded([8, 9], [1, 1])])
+    batch = dataset.collate_fn([Encoded([7, 8, 9], [0, 1, 1]), Encoded([8, 9], [1, 1])])
     assert batch["input_ids"].tolist() == [[7, 8, 9], [8, 9, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
     assert batch["response_mask"].tolist() == [[0, 1, 1], [0, 1, 0]]

@@ -25,12 +25,19 @@ logger = logging.getLogger(__name__)
 Root = TypeVar("Root")
 
 
-def load_config(overrides: Sequence[str] = (), config_file: str | None = None) -> PPOConfig:
+def load_config(
+    overrides: Sequence[str] = (), config_file: str | None = None, settings: Mapping[str, Any] | None = None
+) -> PPOConfig:
     """`load` of a PPO run."""
-    return load(PPOConfig, overrides, config_file)
+    return load(PPOConfig, overrides, config_file, settings)
 
 
-def load(root: type[Root], overrides: Sequence[str] = (), config_file: str | None = None) -> Root:
+def load(
+    root: type[Root],
+    overrides: Sequence[str] = (),
+    config_file: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Root:
     """An instance of the dataclass `root`: its defaults, replaced by the file's values, replaced by `overrides`.
 
     Args:
@@ -38,6 +45,7 @@ def load(root: type[Root], overrides: Sequence[str] = (), config_file: str | Non
         overrides: `key=value`, as in launch scripts for Hydra: `+key=` and `++key=` mean the same, values may be
             quoted, `null`, `[a, b]` or `{a: 1}`, and go to the end of the string. The last of several wins.
         config_file: YAML with the same keys, nested or dotted; `${other.key}` is replaced by that key's value.
+        settings: values by key, nested or dotted, as a Python program has them; they win over the file.
 
     Raises:
         ConfigError: lists every unknown key (with the nearest known one), unsupported setting and wrong type, and
@@ -47,6 +55,8 @@ def load(root: type[Root], overrides: Sequence[str] = (), config_file: str | Non
     if config_file is not None:
         for setting in _file_settings(config_file):
             building.apply(setting)
+    for name, value in (settings or {}).items():
+        building.apply(_Setting(name, value, _PROGRAM))
     for override in overrides:
         building.apply_override(override)
     config = building.finish()
@@ -76,6 +86,7 @@ class _Origin:
 
 
 _COMMAND_LINE = _Origin("command line", {})
+_PROGRAM = _Origin("settings", {})
 
 
 @dataclass(frozen=True)

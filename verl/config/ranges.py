@@ -109,6 +109,8 @@ RANGES: dict[str, Range] = {
     "algorithm.gamma": SHARE,
     "algorithm.lam": SHARE,
     "algorithm.kl_ctrl.kl_coef": NOT_NEGATIVE,
+    "algorithm.filter_groups.max_num_gen_batches": NOT_NEGATIVE,
+    "algorithm.rollout_correction.rollout_is_threshold": POSITIVE,
     "trainer.total_epochs": COUNT,
     "trainer.total_training_steps": COUNT,
     "trainer.nnodes": COUNT,

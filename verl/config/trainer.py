@@ -36,7 +36,11 @@ class BaseTrainerConfig:
 class TrainerConfig(BaseTrainerConfig):
     experiment_name: str = key("ppo", "experiment in the trackers")
     critic_warmup: int = key(0, "first steps that update only the critic")
-    log_val_generations: int = key(0, "validation samples that are printed each time")
+    log_val_generations: int = key(0, "validation samples that are printed, and shown as a table, each time")
+    rollout_data_dir: str | None = key(
+        None, "folder for every step's responses with scores: <step>.jsonl; null is none"
+    )
+    validation_data_dir: str | None = key(None, "folder for every validation's responses with scores; null is none")
 
 
 class RunConfig(Protocol):

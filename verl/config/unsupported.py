@@ -279,10 +279,6 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
             "trainer.esi_redundant_time": (0, None),
         },
     ),
-    *_because(
-        "dumps of whole batches are not part of this version; trainer.log_val_generations prints samples",
-        {"trainer.rollout_data_dir": UNSET, "trainer.validation_data_dir": UNSET},
-    ),
     *_because("every step is logged", {"trainer.log_freq": (1,)}),
     *_because(
         "profilers are not part of this version; timings of every step are in the metrics",

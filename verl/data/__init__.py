@@ -6,14 +6,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from verl.data.collate import collate_fn
     from verl.data.loader import build_dataloader, check_data
+    from verl.data.preference import JudgedDataset, PairDataset
     from verl.data.prompt_dataset import PromptDataset
     from verl.data.rl_dataset import RLHFDataset, load_dataset
     from verl.data.sampler import EpochSampler
+    from verl.data.sft_dataset import SFTDataset
 
 __all__ = [
     "EpochSampler",
+    "JudgedDataset",
+    "PairDataset",
     "PromptDataset",
     "RLHFDataset",
+    "SFTDataset",
     "build_dataloader",
     "check_data",
     "collate_fn",
@@ -22,6 +27,9 @@ __all__ = [
 
 _HOMES = {
     "EpochSampler": "sampler",
+    "JudgedDataset": "preference",
+    "PairDataset": "preference",
+    "SFTDataset": "sft_dataset",
     "PromptDataset": "prompt_dataset",
     "RLHFDataset": "rl_dataset",
     "build_dataloader": "loader",

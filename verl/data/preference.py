@@ -108,7 +108,7 @@ class PairDataset(Dataset[Pair]):
                 raise ValueError("the chat template writes the prompt of the two answers differently")
             return pair
 
-    def collate(self, pairs: Sequence[Pair]) -> dict[str, Tensor | np.ndarray]:
+    def collate_fn(self, pairs: Sequence[Pair]) -> dict[str, Tensor | np.ndarray]:
         """`input_ids` and `attention_mask` [B, 2, P + R], `response_mask` [B, 2, R] (0 is chosen, 1 is rejected) and
         `index` [B], the number of the row."""
         answers = [answer for pair in pairs for answer in (pair.chosen, pair.rejected)]
@@ -158,7 +158,7 @@ class JudgedDataset(Dataset[Judged]):
             desirable = half == config.chosen_key
             return Judged(item, self._encode(prompt, answers[0 if desirable else 1]), desirable)
 
-    def collate(self, items: Sequence[Judged]) -> dict[str, Tensor | np.ndarray]:
+    def collate_fn(self, items: Sequence[Judged]) -> dict[str, Tensor | np.ndarray]:
         """`input_ids` and `attention_mask` [B, P + R], `response_mask` [B, R], `labels` and `index` [B]."""
         return {
             **stack_answers([item.answer for item in items], self.pad_id),

@@ -45,8 +45,8 @@ class PromptDataset(Dataset[dict[str, Any]]):
         chat_template, system_prompt: as `data.chat_template` and `data.system_prompt`.
         parse_special_tokens: read control tokens in strings as such (they are plain text otherwise).
 
-    An item is a dict with `input_ids` [length], `raw_prompt`, `index`, and whatever else the row has. `collate_fn` makes
-    of items a batch padded on the left to the longest of them; `verl.data.build_dataloader` uses it.
+    An item is a dict with `input_ids` [length], `raw_prompt`, `index`, and whatever else the row has. `collate_fn`
+    makes of items a batch padded on the left to the longest of them; `verl.data.build_dataloader` uses it.
 
     Raises:
         ValueError: for a bad file or row; for a prompt longer than `max_tokens_per_batch`, or than
@@ -178,7 +178,7 @@ class _Stream(PromptDataset, IterableDataset[dict[str, Any]]):
     def _items(self) -> Iterator[dict[str, Any]]:
         if self._once and self._begun:
             raise RuntimeError(
-                "the stream of prompts has been read to its end; for another epoch give a function that returns a new one"
+                "the stream of prompts has been read; for another epoch give a function that returns a new one"
             )
         self._begun = True
         worker = get_worker_info()
@@ -192,9 +192,10 @@ class _Stream(PromptDataset, IterableDataset[dict[str, Any]]):
         while buffer := list(islice(items, _BUFFER)):
             lengths = np.array([len(item["input_ids"]) for item in buffer])
             if lengths.max() > self.max_tokens_per_batch:
+                number = buffer[int(lengths.argmax())]["index"]
                 raise ValueError(
-                    f"prompt {buffer[int(lengths.argmax())]['index']} of the stream has {lengths.max()} tokens, more than "
-                    f"max_tokens_per_batch={self.max_tokens_per_batch}"
+                    f"prompt {number} of the stream has {lengths.max()} tokens, more than max_tokens_per_batch="
+                    f"{self.max_tokens_per_batch}"
                 )
             for rows in pack(np.argsort(lengths, kind="stable"), lengths, self.max_tokens_per_batch):
                 yield [buffer[row] for row in rows]

@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -166,7 +166,6 @@ def load_dataset(
         return RLHFDataset(data_files, tokenizer, config, **arguments)
     if chosen.name is None:
         raise ValueError("data.custom_cls.path is set without data.custom_cls.name: name the class")
-    dataset_class: Any
     try:
         dataset_class = import_from_path(f"{chosen.path}:{chosen.name}")
     except ValueError as error:
@@ -176,7 +175,8 @@ def load_dataset(
     parameters = inspect.signature(dataset_class).parameters
     takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     chosen_arguments = {name: value for name, value in arguments.items() if takes_all or name in parameters}
-    dataset: Dataset[Any] = dataset_class(data_files, tokenizer=tokenizer, config=config, **chosen_arguments)
+    build: Callable[..., Dataset[Any]] = dataset_class
+    dataset = build(data_files, tokenizer=tokenizer, config=config, **chosen_arguments)
     return dataset
 
 

@@ -39,7 +39,8 @@ class EpochSampler(Sampler[int]):
 
 
 class _Epoch(Iterator[Any]):
-    """The rows, or batches of rows, of one epoch. Which one is settled by the first row: loaders also make iterators that they never use."""
+    """The rows, or batches of rows, of one epoch. Which epoch is settled by the first row: loaders also make iterators
+    that they never use."""
 
     def __init__(self, sampler: EpochSampler) -> None:
         self._sampler = sampler
@@ -104,8 +105,8 @@ class LengthSampler(EpochSampler):
 
 
 class TokenBatchSampler(EpochSampler):
-    """Batches of any number of rows, each of at most `max_tokens` cells: rows x the longest of them. Every row is in one
-    batch of an epoch.
+    """Batches of any number of rows, each of at most `max_tokens` cells: rows x the longest of them. Every row is in
+    one batch of an epoch.
 
     With `shuffle`, rows are shuffled, sorted by length within stretches of `stretch` rows, and packed; then the batches
     are shuffled. Without it, rows are packed in their order.

@@ -53,7 +53,7 @@ class SFTDataset(Dataset[Encoded]):
             return self._encoder.chat(messages)
         return self._encoder.answer(row[self._config.prompt_key], row[self._config.response_key])
 
-    def collate(self, rows: Sequence[Encoded]) -> dict[str, Tensor | np.ndarray]:
+    def collate_fn(self, rows: Sequence[Encoded]) -> dict[str, Tensor | np.ndarray]:
         """`input_ids`, `attention_mask` and `response_mask`, int64 [B, W], W the longest row; padded on the right.
 
         A row's first token is never trained on: nothing predicts it.

@@ -292,10 +292,12 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
         self._waiting[request_id] = tuple(stops)
 
     def _drop_all(self) -> None:
-        """Forget every request, also what a failed step may have noted as cached without computing it."""
+        """Forget every request, and what a failed step may have left: NaN, and blocks cached but never computed."""
         self._engine.abort_request(list(self._waiting))
         self._waiting.clear()
         self._forget_cache()
+        for cache in self._runner.kv_caches:
+            cache.zero_()  # attention on a CPU reads a block to its end, where NaN would go on to the next request
 
     def _check(self, what: str, prompt: Sequence[int], sampling: Sampling) -> None:
         if len(prompt) == 0:

@@ -34,13 +34,13 @@ def checked(config: PPOConfig, given: Collection[str] = ()) -> PPOConfig:
     return config
 
 
-def check_models(config: PPOConfig) -> None:
+def check_models(config: PPOConfig, given: Collection[str] = ()) -> None:
     """ValueError, without loading anything, when a model that the run needs cannot be read from where it should be."""
-    models = [config.actor_rollout_ref.model]
+    models = {"actor_rollout_ref.model.path": config.actor_rollout_ref.model}
     if config.critic.enable:
-        models.append(config.critic.model)
+        models["critic.model.path"] = config.critic.model
     if config.reward.reward_model.enable:
-        models.append(config.reward.reward_model.model)
-    for path in dict.fromkeys(model.path for model in models):
-        assert path is not None, "validate() leaves no model without a path"
-        check_model_folder(path)
+        models["reward.reward_model.model.path"] = config.reward.reward_model.model
+    for path in dict.fromkeys(model.path for key, model in models.items() if key not in given):
+        if path is not None:  # a critic without a path of its own starts from the actor that was given
+            check_model_folder(path)

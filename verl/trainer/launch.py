@@ -68,12 +68,13 @@ def placement(config: RunConfig, roles: Iterable[str]) -> dict[str, Any]:
     return {"resource_pool_manager": pools, "ray_worker_group_cls": RayWorkerGroup}
 
 
-def session(config: RunConfig) -> AbstractContextManager[Any]:
+def session(config: RunConfig, address: str | None = None) -> AbstractContextManager[Any]:
     """Ray while the block runs: a running session is used and left alone, one started here ends with the block."""
     if config.trainer.worker_group == "local":
         return nullcontext()
     return ensure_ray(
-        num_cpus=config.trainer.n_gpus_per_node if config.trainer.nnodes == 1 else None,
+        num_cpus=config.trainer.n_gpus_per_node if config.trainer.nnodes == 1 and address is None else None,
+        address=address,
         timeout_s=config.trainer.ray_wait_register_center_timeout,
     )
 

@@ -1,5 +1,7 @@
 """Figures of a step that the driver computes from the batch. All means are over valid tokens or over rows."""
 
+import logging
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,9 +9,12 @@ import torch
 from torch import Tensor
 
 from verl.algorithms.kl import kl_estimate
+from verl.config import AlgorithmConfig
 from verl.protocol import DataProto
 from verl.rewards import validation_metrics
 from verl.trainer.steps import SCORE_COLUMN
+
+logger = logging.getLogger("verl.trainer")
 
 
 def batch_metrics(batch: DataProto, max_response_length: int) -> dict[str, float]:
@@ -99,6 +104,22 @@ def score_metrics(batches: Sequence[DataProto]) -> dict[str, float]:
         for name, values in extras.items():
             values += columns[name].tolist() if name in columns else [None] * len(scored)
     return validation_metrics(sources, uids, scores, {name.removeprefix(SCORE_COLUMN): v for name, v in extras.items()})
+
+
+def log_step(
+    step: int, batch: DataProto, algorithm: AlgorithmConfig, timings: dict[str, float], metrics: dict[str, float]
+) -> None:
+    """A step in four lines, for people who watch (logger `verl.trainer`, INFO)."""
+    prompts, responses = len(set(batch.non_tensor_batch["uid"])), len(batch)
+    latency = round(1000 * timings["gen"])
+    logger.info("[Step %d] Rollout: %d prompts -> %d responses (latency: %dms)", step, prompts, responses, latency)
+    logger.info("[Step %d] Reward: computed for %d samples", step, responses)
+    name = f"GAE(lambda={algorithm.lam:g})" if algorithm.adv_estimator == "gae" else algorithm.adv_estimator
+    logger.info("[Step %d] Advantage: %s done", step, name)
+    if "actor/loss" in metrics:
+        kl = next((metrics[name] for name in ("kl/ref_k1", "actor/ppo_kl") if name in metrics), math.nan)
+        reward = metrics["reward/score_mean"]
+        logger.info("[Step %d] Actor update: loss=%.4f, kl=%.4f, reward=%.4f", step, metrics["actor/loss"], kl, reward)
 
 
 def throughput_metrics(batch: DataProto, seconds: float, processes: int) -> dict[str, float]:

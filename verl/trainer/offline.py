@@ -57,8 +57,8 @@ class OfflineTrainer(Generic[Config]):
         tokenizer: by default the one of the configured model.
         role_worker_mapping: role -> Worker subclass, in the place of the standard ones.
         resource_pool_manager, ray_worker_group_cls: where the roles live; by default as `config.trainer` says.
-        train_dataset, val_dataset: by default the files of `config.data`. A data set of one's own has a method
-            `collate` from a list of its items to columns.
+        train_dataset, val_dataset: by default the files of `config.data`. A data set of one's own may have a method
+            `collate_fn` from a list of its items to columns.
         modules: role -> nn.Module whose weights the role starts from, instead of its configured path.
     """
 
@@ -145,9 +145,7 @@ class OfflineTrainer(Generic[Config]):
     def _loader(self, dataset: Any, batch_size: int, train: bool) -> Any:
         data = self.config.data
         assert data.seed is not None
-        return build_dataloader(
-            dataset, data, train=train, batch_size=batch_size, seed=data.seed, collate_fn=dataset.collate
-        )
+        return build_dataloader(dataset, data, train=train, batch_size=batch_size, seed=data.seed)
 
     def init_workers(self) -> Self:
         """Start the worker groups and load the models."""

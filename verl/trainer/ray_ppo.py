@@ -17,7 +17,7 @@ One step, as the data sees it (columns are listed in verl/protocol/schema.py):
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +31,13 @@ from verl.config.loader import to_dict
 from verl.data import build_dataloader, load_dataset
 from verl.protocol import DataProto
 from verl.rewards import RewardResult, launch, load_reward_manager
+from verl.trainer.callbacks import Callback
 from verl.trainer.checkpoint import Checkpoints
 from verl.trainer.checks import checked
 from verl.trainer.launch import due, load_models, shut_down, start_worker_groups
-from verl.trainer.metrics import batch_metrics, rollout_agreement, score_metrics, throughput_metrics
+from verl.trainer.metrics import batch_metrics, log_step, rollout_agreement, score_metrics, throughput_metrics
 from verl.trainer.roles import Role, needs_reference
+from verl.trainer.samples import sample_rows, write_rows
 from verl.trainer.steps import (
     MODEL_COLUMNS,
     SCORE_COLUMN,
@@ -72,6 +74,7 @@ class RayPPOTrainer:
         train_dataset, val_dataset: by default the files of `config.data`.
         collate_fn, train_sampler: of the training loader.
         modules: role -> nn.Module whose weights the role starts from, instead of its configured path.
+        callbacks: called between steps, in this order.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class RayPPOTrainer:
         collate_fn: Any = None,
         train_sampler: Any = None,
         modules: dict[str, torch.nn.Module] | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         given = {
             "data.train_files": train_dataset,
@@ -101,6 +105,8 @@ class RayPPOTrainer:
         self.resource_pool_manager = resource_pool_manager
         self.ray_worker_group_cls = ray_worker_group_cls
         self.modules = modules or {}
+        self.callbacks = tuple(callbacks)
+        self.should_stop = False
         self._check_roles()
 
         self.reward_fn = reward_fn or load_reward_manager(
@@ -200,37 +206,46 @@ class RayPPOTrainer:
 
     def _fit(self) -> dict[str, float]:
         config, tracking = self.config, self.tracking
-        final: dict[str, float] = {}
+        validation: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         self._resume()
+        for callback in self.callbacks:
+            callback.on_train_begin(self)
         before = config.trainer.val_before_train and self.val_dataloader is not None and self.global_step == 0
         if before or config.trainer.val_only:
-            final = self._validate()
-            tracking.log(final, step=self.global_step)
+            validation = self._validate()
+            tracking.log(validation, step=self.global_step)
         if config.trainer.val_only:
-            return final
+            return validation
         if self.global_step >= self.total_steps:
             logger.info("nothing to do: step %d of %d is done", self.global_step, self.total_steps)
-            return final
+            return validation
 
         bar = tqdm(total=self.total_steps, initial=self.global_step, desc="steps", unit="step")
         prompts = self._prompt_batches()
-        while self.global_step < self.total_steps:
+        while self.global_step < self.total_steps and not self.should_stop:
             self.global_step += 1
-            last = self.global_step == self.total_steps
-            metrics: dict[str, float] = {}
+            metrics = {}
             timings: dict[str, float] = {}
             with timer("step", timings):
                 batch, scoring = self._sample(prompts, timings, metrics)
                 batch = self._evaluate(batch, scoring, timings, metrics)
                 self._update(batch, timings, metrics)
+            if config.trainer.rollout_data_dir:
+                write_rows(config.trainer.rollout_data_dir, self.global_step, sample_rows(batch, self.tokenizer))
             metrics |= throughput_metrics(batch, timings["step"], self.actor_rollout_wg.world_size)
             metrics |= metric_values(merge_metrics(self.actor_rollout_wg.memory()))
 
+            log_step(self.global_step, batch, config.algorithm, timings, metrics)
+            for callback in self.callbacks:
+                callback.on_step_end(self, self.global_step, batch, metrics)
+
             # 6. validate, save, log
+            last = self.global_step == self.total_steps or self.should_stop
             if due(config.trainer.test_freq, self.global_step, last) and self.val_dataloader is not None:
                 with timer("validate", timings):
-                    final = self._validate()
-                metrics |= final
+                    validation = self._validate()
+                metrics |= validation
             if due(config.trainer.save_freq, self.global_step, last):
                 with timer("save", timings):
                     self._save()
@@ -238,8 +253,10 @@ class RayPPOTrainer:
             tracking.log(metrics, step=self.global_step)
             bar.update()
             bar.set_postfix({"reward": f"{metrics['reward/score_mean']:.3f}"})
-            final = final or metrics
         bar.close()
+        final = validation or metrics
+        for callback in self.callbacks:
+            callback.on_train_end(self, final)
         return final
 
     def _sample(
@@ -431,29 +448,22 @@ class RayPPOTrainer:
             raise ValueError("there is no validation data: set data.val_files or give val_dataset")
         n, seed = self.config.actor_rollout_ref.rollout.val_kwargs.n, self.config.trainer.seed
         batches: list[DataProto] = []
-        samples: list[tuple[str, str, float]] = []
+        samples: list[dict[str, Any]] = []
+        trainer = self.config.trainer
         for number, rows in enumerate(self.val_dataloader):
             prompts = label_prompts(DataProto.from_single_dict(rows), number, n, derive_seed(seed, "validation"))
             output = self.actor_rollout_wg.generate_sequences(self._generation_batch(prompts, "validate"))
             batch, _ = self.score(_without_prompt_columns(prompts).union(output), validate=True)
             batches.append(batch)
-            missing = self.config.trainer.log_val_generations - len(samples)
-            samples += self._samples(batch[: max(missing, 0)])
-        for prompt, response, score in samples:
-            tqdm.write(f"[step {self.global_step}] score {score:g} | {prompt!r} -> {response!r}")
-        return score_metrics(batches)
-
-    def _samples(self, batch: DataProto) -> list[tuple[str, str, float]]:
-        rows = batch.batch
-        scores = rows["token_level_scores"].sum(-1).tolist()
-        return [
-            (
-                self.tokenizer.decode(rows["prompts"][row], skip_special_tokens=True),
-                self.tokenizer.decode(rows["responses"][row], skip_special_tokens=True),
-                score,
-            )
-            for row, score in enumerate(scores)
-        ]
+            missing = max(trainer.log_val_generations - len(samples), 0)
+            samples += sample_rows(batch, self.tokenizer, None if trainer.validation_data_dir else missing)
+        if trainer.validation_data_dir:
+            write_rows(trainer.validation_data_dir, self.global_step, samples)
+        self.tracking.log_table("val/samples", samples[: trainer.log_val_generations], step=self.global_step)
+        metrics = score_metrics(batches)
+        for callback in self.callbacks:
+            callback.on_validation_end(self, self.global_step, metrics)
+        return metrics
 
     # ---- checkpoints ----
 
@@ -467,6 +477,8 @@ class RayPPOTrainer:
             self.actor_rollout_wg.save_checkpoint(str(folder / "actor"), save_hf=True)
             if self.critic_wg is not None:
                 self.critic_wg.save_checkpoint(str(folder / "critic"))
+        for callback in self.callbacks:
+            callback.on_save(self, self.global_step, folder)
 
     def _resume(self) -> None:
         folder = self.checkpoints.to_resume()

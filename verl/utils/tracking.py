@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tqdm import tqdm
 
@@ -94,6 +94,15 @@ class Tracking:
         for backend in self._backends:
             backend.log(scalars, step)
 
+    def log_table(self, name: str, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Send rows, such as samples, to the backends that can show a table. A cell that a row lacks is empty."""
+        if self._started is None:
+            raise RuntimeError(f"table {name!r} of step {step} was logged after finish()")
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        for backend in self._backends if rows else ():
+            if isinstance(backend, TableBackend):
+                backend.log_table(name, columns, [[row.get(column) for column in columns] for row in rows], step)
+
     def finish(self) -> None:
         """Write what is buffered and close all backends. May be called again."""
         started, self._started = self._started, None
@@ -117,6 +126,13 @@ class Backend(Protocol):
     def finish(self) -> None: ...
 
 
+@runtime_checkable
+class TableBackend(Protocol):
+    """A backend that can show tables."""
+
+    def log_table(self, name: str, columns: list[str], rows: list[list[Any]], step: int) -> None: ...
+
+
 class ConsoleBackend:
     """One line a step, printed so that a progress bar below it stays whole."""
 
@@ -127,6 +143,13 @@ class ConsoleBackend:
         chosen = {name: data[name] for pattern in CONSOLE_METRICS for name in fnmatch.filter(data, pattern)}
         shown = [f"{name} {_short(value)}" for name, value in (chosen or data).items()]
         tqdm.write(" | ".join([f"step {step}", *shown]))
+
+    def log_table(self, name: str, columns: list[str], rows: list[list[Any]], step: int) -> None:
+        for row in rows:
+            cells = [
+                f"{column} {_cell(value)}" for column, value in zip(columns, row, strict=True) if value is not None
+            ]
+            tqdm.write(" | ".join([f"step {step} {name}", *cells]))
 
     def finish(self) -> None:
         pass
@@ -175,6 +198,13 @@ class TensorBoardBackend:
             elif value is not None:
                 self._writer.add_scalar(name, value, step)
 
+    def log_table(self, name: str, columns: list[str], rows: list[list[Any]], step: int) -> None:
+        def line(cells: Sequence[str]) -> str:
+            return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "<br>") for cell in cells) + " |"
+
+        lines = [line(columns), line(["---"] * len(columns)), *(line([_cell(cell) for cell in row]) for row in rows)]
+        self._writer.add_text(name, "\n".join(lines), step)
+
     def finish(self) -> None:
         self._writer.close()
 
@@ -192,6 +222,12 @@ class WandbBackend:
 
     def log(self, data: Mapping[str, Scalar], step: int) -> None:
         self._run.log(dict(data), step=step)
+
+    def log_table(self, name: str, columns: list[str], rows: list[list[Any]], step: int) -> None:
+        import wandb
+
+        table = wandb.Table(columns=columns, data=[[_cell(cell) for cell in row] for row in rows])
+        self._run.log({name: table}, step=step)
 
     def finish(self) -> None:
         self._run.finish()
@@ -235,6 +271,13 @@ def _item(name: str, value: Any) -> Any:
         return value.item()
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"metric {name!r} has shape {tuple(value.shape)}; a metric is one number") from error
+
+
+def _cell(value: Any) -> str:
+    """A table's cell as text: numbers short, text as it is, the rest as Python shows it."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else "" if value is None else str(value)
 
 
 def _short(value: Scalar) -> str:

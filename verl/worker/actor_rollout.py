@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from verl.config import PPOConfig
-from verl.models.policy import PolicyModel
 from verl.models.wrapper import ModelWrapper
 from verl.protocol import DataProto
 from verl.rollout import build_rollout
@@ -49,10 +48,7 @@ class ActorRolloutWorker(ModelWorker):
         )
 
     def build_module(self) -> ModelWrapper:
-        if self._given_module is not None:
-            policy = PolicyModel(self._given_module)
-        else:
-            policy = PolicyModel.load(self.settings().model, self.master_dtype())
+        policy = self.load_policy()
         rollout = self.config.actor_rollout_ref.rollout
         size = rollout.tensor_model_parallel_size
         self.register_mesh("rollout", self.rank // size, self.world_size // size, collect=self.rank % size == 0)
@@ -174,6 +170,13 @@ class ActorRolloutWorker(ModelWorker):
         )
         self.weights_version += 1
         return metrics
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def get_weights(self) -> dict[str, torch.Tensor]:
+        """The policy's full weights on the CPU under their Hugging Face names; empty on all processes but the first."""
+        with self.engine_in_use() as engine:
+            weights = ((name, tensor.detach().cpu().clone()) for name, tensor in engine.named_weights())
+            return {name: tensor for name, tensor in weights if self.rank == 0}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, path: str) -> None:

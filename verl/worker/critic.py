@@ -33,9 +33,10 @@ class CriticWorker(ModelWorker):
         )
 
     def build_module(self) -> ModelWrapper:
-        if self._given_module is not None:
-            return ValueModel(self._given_module)
-        return ValueModel.load(self.settings().model, self.master_dtype())
+        given = self.given_module()
+        if given is None:
+            return ValueModel.load(self.settings().model, self.master_dtype())
+        return ValueModel(getattr(given, "base_model", given))  # a language model's, without its output layer
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_values(self, batch: DataProto) -> DataProto:

@@ -8,6 +8,7 @@ rm              RewardModelWorker       compute_rm_score
 Without rollouts (verl.worker.offline): SFTWorker, RewardTrainingWorker, PreferenceWorker: update, evaluate
 """
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from verl.algorithms.aggregation import loss_denominator
 from verl.config import FSDPConfig, ModelConfig, OptimConfig, RunConfig
 from verl.engine.base import LossFn, MicroBatching, Outputs, TrainEngine
 from verl.engine.fsdp import FSDPEngine
+from verl.models.policy import PolicyModel
 from verl.models.wrapper import ModelWrapper
 from verl.protocol import DataProto
 from verl.utils.backends import resolve_device, resolve_dtype
@@ -57,6 +59,24 @@ class ModelWorker(Worker):
         self.device = resolve_device(config.trainer.device)
         self._given_module = module
         self._engine: TrainEngine | None = None
+
+    def given_module(self) -> nn.Module | None:
+        """A copy, in the master weights' dtype, of the module that the driver handed over; None without one.
+
+        A copy, because roles of one process may have been handed the same object, and the user's own stays as it is.
+        """
+        if self._given_module is None:
+            return None
+        twin = copy.deepcopy(self._given_module)
+        for parameter in twin.parameters():  # parameters only: rounding a rope buffer would shift every position
+            parameter.data = parameter.data.to(self.master_dtype())
+            parameter.requires_grad_(True)
+        return twin
+
+    def load_policy(self) -> PolicyModel:
+        """The language model of the settings, or the one that was handed over."""
+        given = self.given_module()
+        return PolicyModel.load(self.settings().model, self.master_dtype()) if given is None else PolicyModel(given)
 
     def settings(self) -> ModelSettings:
         """The role's model, sharding and optimizer."""

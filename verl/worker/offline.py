@@ -9,7 +9,6 @@ from verl.algorithms.masked import masked_sum
 from verl.algorithms.preference_losses import bradley_terry
 from verl.config import RewardModelTrainingConfig, SFTConfig
 from verl.engine.base import MicroBatching, Outputs
-from verl.models.policy import PolicyModel
 from verl.models.reward import RewardScorer
 from verl.models.wrapper import ModelWrapper
 from verl.protocol import DataProto
@@ -73,9 +72,7 @@ class SFTWorker(OfflineWorker):
         return ModelSettings(config.model, config.fsdp, config.optim, config.trainer.total_training_steps)
 
     def build_module(self) -> ModelWrapper:
-        if self._given_module is not None:
-            return PolicyModel(self._given_module)
-        return PolicyModel.load(self.config.model, self.master_dtype())
+        return self.load_policy()
 
     def micro_batching(self) -> MicroBatching:
         data = self.config.data
@@ -101,8 +98,9 @@ class RewardTrainingWorker(OfflineWorker):
         return ModelSettings(config.model, config.fsdp, config.optim, config.trainer.total_training_steps)
 
     def build_module(self) -> ModelWrapper:
-        if self._given_module is not None:
-            return RewardScorer(self._given_module)
+        given = self.given_module()
+        if given is not None:
+            return RewardScorer(given)
         return RewardScorer.to_train(self.config.model, self.master_dtype())
 
     def micro_batching(self) -> MicroBatching:

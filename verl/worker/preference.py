@@ -27,7 +27,6 @@ from verl.algorithms.preference_losses import (
 )
 from verl.config import PreferenceConfig
 from verl.engine.base import MicroBatching, Outputs, TrainEngine
-from verl.models.policy import PolicyModel
 from verl.models.wrapper import ModelWrapper
 from verl.utils.distributed import all_reduce_sum
 from verl.utils.metrics import Metrics
@@ -60,9 +59,7 @@ class PreferenceWorker(OfflineWorker):
         )
 
     def build_module(self) -> ModelWrapper:
-        if self._given_module is not None:
-            return PolicyModel(self._given_module)
-        return PolicyModel.load(self.settings().model, self.master_dtype())
+        return self.load_policy()
 
     def micro_batching(self) -> MicroBatching:
         actor = self.config.actor_rollout_ref.actor

@@ -3,7 +3,6 @@
 from torch import nn
 
 from verl.config import PPOConfig
-from verl.models.policy import PolicyModel
 from verl.models.wrapper import ModelWrapper
 from verl.protocol import DataProto
 from verl.worker.dispatch import Dispatch, register
@@ -24,9 +23,7 @@ class ReferencePolicyWorker(ModelWorker):
         return ModelSettings(model=policy.model, fsdp=policy.ref.fsdp_config)
 
     def build_module(self) -> ModelWrapper:
-        if self._given_module is not None:
-            return PolicyModel(self._given_module)
-        return PolicyModel.load(self.settings().model, self.master_dtype())
+        return self.load_policy()
 
     @property
     def temperature(self) -> float:

@@ -36,8 +36,8 @@ class RewardModelWorker(ModelWorker):
         theirs = load_model_tokenizer(policy, chat_template=self.config.data.chat_template)
         if own.get_vocab() != theirs.get_vocab() or rm.model.tokenizer_path is not None:
             self._retokenizer = Retokenizer(source=theirs, target=own, max_length=rm.max_length)
-        module = self._given_module
-        return RewardScorer(module) if module is not None else RewardScorer.load(rm.model, self.master_dtype())
+        given = self.given_module()
+        return RewardScorer.load(rm.model, self.master_dtype()) if given is None else RewardScorer(given)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_rm_score(self, batch: DataProto) -> DataProto:

@@ -1,0 +1,31 @@
+"""What a user may do between the steps of a run, without a subclass."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from verl.protocol import DataProto
+
+if TYPE_CHECKING:
+    from verl.trainer.ray_ppo import RayPPOTrainer
+
+
+class Callback:
+    """Override what you need; the methods here do nothing. `trainer.should_stop = True` ends the run after the step.
+
+    Metrics are plain figures by name, as they are logged; what a callback adds to them is logged as well.
+    """
+
+    def on_train_begin(self, trainer: "RayPPOTrainer") -> None:
+        """Models are loaded and a checkpoint, if any, is read; nothing was trained yet."""
+
+    def on_step_end(self, trainer: "RayPPOTrainer", step: int, batch: DataProto, metrics: dict[str, float]) -> None:
+        """A step's updates are done. `batch` has all its columns (see verl/protocol/schema.py)."""
+
+    def on_validation_end(self, trainer: "RayPPOTrainer", step: int, metrics: dict[str, float]) -> None:
+        """`metrics` are those of the validation alone."""
+
+    def on_save(self, trainer: "RayPPOTrainer", step: int, folder: Path) -> None:
+        """The checkpoint of `step` is complete in `folder`."""
+
+    def on_train_end(self, trainer: "RayPPOTrainer", metrics: dict[str, float]) -> None:
+        """All steps are done; `metrics` is what fit() returns."""
