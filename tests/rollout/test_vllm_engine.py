@@ -163,6 +163,8 @@ def test_ends(engine: vLLMRolloutEngine) -> None:
     assert all((made.finish_reason == "stop") == (made.token_ids[-1] == 2) for made in ended)
     assert all(2 not in made.token_ids[:-1] for made in ended)
     assert {made.finish_reason for made in ended} == {"stop", "length"}
+    endless = engine.generate([PROMPTS[0]], Sampling(100, n=20, ignore_eos=True))
+    assert all(len(made.token_ids) == 100 for made in endless) and any(2 in made.token_ids for made in endless)
 
 
 # ---- requests that come and go ----

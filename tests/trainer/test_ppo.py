@@ -69,14 +69,13 @@ def test_names_and_a_dataset_given_to_train(tiny_model_dir: Path, prompts: Path,
         config={
             "training": {"batch_size": 4, "num_steps": 1},
             "rollout": {"n": 2, "max_response_length": 4},
-            **{"trainer": {"worker_group": "local"}},
+            "trainer": {"worker_group": "local"},
         },
         output_dir=str(tmp_path / "out"),
     )
     assert trainer.config.algorithm.gamma == 0.95 and trainer.config.algorithm.adv_estimator == "grpo"
-    metrics = trainer.train(
-        dataset=[{"prompt": "1+1="}] and PromptDataset(["1+1="] * 4, trainer_tokenizer(tiny_model_dir), 16)
-    )
+    dataset = PromptDataset(["1+1="] * 4, trainer_tokenizer(tiny_model_dir), 16)
+    metrics = trainer.train(dataset=dataset)
     assert "critic/vf_loss" not in metrics and "actor/kl_loss" in metrics
 
 
@@ -110,7 +109,7 @@ def test_callbacks_see_the_batch_and_can_stop(tiny_model_dir: Path, prompts: Pat
         reward_fn=lambda prompts, responses: [float(len(r)) for r in responses],
         config={
             "training": {"batch_size": 4, "num_steps": 5},
-            **LOCAL,
+            "rollout": {"max_response_length": 4},
             "trainer": {"worker_group": "local", "save_freq": 0},
         },
         callbacks=[callback],

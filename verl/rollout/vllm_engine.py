@@ -284,6 +284,7 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
             top_k=sampling.top_k,
             seed=_fold(seed),
             stop_token_ids=stops,
+            ignore_eos=True,  # vLLM would add the end tokens of the model's config to ours
             logprobs=0,  # those of the sampled tokens alone
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
