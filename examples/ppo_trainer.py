@@ -35,6 +35,7 @@ DEFAULTS = [
     "data.max_response_length=3",
     "actor_rollout_ref.rollout.stop_token_ids=[198]",  # "\\n" in the vocabularies of SmolLM2 and Qwen
     "actor_rollout_ref.actor.ppo_mini_batch_size=32",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
     "actor_rollout_ref.actor.optim.lr=1e-5",
     "actor_rollout_ref.actor.optim.lr_warmup_steps=4",
     "critic.optim.lr=3e-5",

@@ -14,7 +14,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-
 TEMPLATE = "7+5=12\n{a}+{b}="
 
 
@@ -35,7 +34,7 @@ def arithmetic_rows(largest: int, template: str, split: str, pairs: list[tuple[i
 def write_arithmetic(
     folder: Path, largest: int = 20, test_size: int = 150, template: str = TEMPLATE, seed: int = 0
 ) -> tuple[Path, Path]:
-    """Write train.parquet and test.parquet into `folder`: all sums of numbers from 0 to `largest`, `test_size` held out."""
+    """Write train.parquet and test.parquet into `folder`: sums of 0 to `largest`, `test_size` of them held out."""
     pairs = [(a, b) for a in range(largest + 1) for b in range(largest + 1)]
     if not 0 < test_size < len(pairs):
         raise ValueError(f"test_size must be from 1 to {len(pairs) - 1} (all sums up to {largest}), not {test_size}")

@@ -134,3 +134,29 @@ def test_a_pair_is_two_judged_answers(tmp_path: Path) -> None:
         ("pyes<eos>", True),
         ("pno<eos>", False),
     ]
+
+
+def test_long_rows_can_be_dropped_beforehand(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [
+        {"prompt": "a", "chosen": "xyz", "rejected": "x"},
+        {"prompt": "b", "chosen": "x", "rejected": "y"},
+        {"prompt": "abc", "chosen": "x", "rejected": "y"},
+    ]
+    limits = {"max_prompt_length": 2, "max_response_length": 2, "filter_overlong_rows": True}
+    dataset = pairs(tmp_path, *rows, **limits)
+    assert [texts(dataset[i]) for i in range(len(dataset))] == [("b", "x<eos>", "y<eos>")]
+    assert dataset[0].index == 0
+    assert "dropped 2 of 3 rows that are too long (the last one: the prompt has 3 tokens" in caplog.text
+    config = PreferenceDataConfig(**limits)
+    assert [item.answer.ids[0] for item in JudgedDataset(tmp_path / "pairs.jsonl", TOKENIZER, config)] == [
+        TOKENIZER.convert_tokens_to_ids("b")
+    ] * 2
+    with pytest.raises(ValueError, match=r"all 1 rows, the first being .*line 1, are too long: the response has 4"):
+        pairs(tmp_path, rows[0], **limits)
+
+
+def test_an_answer_that_is_no_answer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="line 1: an answer must be a string or a list of messages"):
+        pairs(tmp_path, {"prompt": "p", "chosen": ["yes"], "rejected": ["no"]})
+    with pytest.raises(ValueError, match="line 1: an answer must be a string or a list of messages"):
+        pairs(tmp_path, {"prompt": "p", "chosen": [], "rejected": []})

@@ -65,3 +65,9 @@ def test_mistakes_are_named_with_their_place(tmp_path: Path) -> None:
         SFTDataset(path, TOKENIZER, SFTDataConfig(max_length=5))[0]
     with pytest.raises(ValueError, match="no data file is given"):
         SFTDataset([], TOKENIZER, SFTDataConfig())
+
+
+def test_long_rows_can_be_dropped_beforehand(tmp_path: Path) -> None:
+    path = write(tmp_path, {"prompt": "abc", "response": "d"}, {"prompt": "a", "response": "b"})
+    dataset = SFTDataset(path, TOKENIZER, SFTDataConfig(max_length=4, truncation="left", filter_overlong_rows=True))
+    assert [TOKENIZER.decode(dataset[i].ids) for i in range(len(dataset))] == ["ab<eos>"]

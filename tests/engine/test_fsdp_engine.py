@@ -133,15 +133,6 @@ def bf16_steps(steps: int) -> list[dict[str, float]]:
     return train(build(mixed_precision=MixedPrecisionConfig(param_dtype="bf16")), steps)
 
 
-def bf16_in_one_process() -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    return fail_and_go_on(), bf16_steps(2)
-
-
-def test_after_an_error_the_next_call_works(run_distributed: Callable[..., list[Any]]) -> None:
-    disturbed, undisturbed = run_distributed(bf16_in_one_process, 1)[0]
-    assert disturbed == undisturbed
-
-
 def test_a_loss_that_forgets_the_model_is_an_error() -> None:
     with pytest.raises(TypeError, match="does not depend on the model's outputs"):
         build().forward_backward(BATCH, lambda outputs, batch: (torch.zeros(()), {}), 1.0, ALL)
@@ -182,12 +173,25 @@ def bf16_run() -> tuple[list[float], set[torch.dtype], set[torch.dtype]]:
     return losses, dtypes, {tensor.dtype for _, tensor in engine.named_weights(torch.bfloat16)}
 
 
-def test_bf16_compute_learns_and_keeps_fp32_weights(run_distributed: Callable[..., list[Any]]) -> None:
-    # In processes of its own also for one: mixed precision opens a process group, which would stay in this one.
-    for results in (run_distributed(bf16_run, 1), run_distributed(bf16_run, 2)):
-        losses, dtypes, cast = results[0]
-        assert losses == sorted(losses, reverse=True) and losses[-1] < 0.6 * losses[0]
-        assert dtypes == {torch.float32} and cast == {torch.bfloat16}
+def bf16_in_one_process() -> tuple[Any, list[dict[str, float]], list[dict[str, float]]]:
+    return bf16_run(), fail_and_go_on(), bf16_steps(2)
+
+
+def check_bf16_run(losses: list[float], dtypes: set[torch.dtype], cast: set[torch.dtype]) -> None:
+    assert losses == sorted(losses, reverse=True) and losses[-1] < 0.6 * losses[0]
+    assert dtypes == {torch.float32} and cast == {torch.bfloat16}
+
+
+def test_bf16_compute_learns_keeps_fp32_weights_and_survives_errors(run_distributed: Callable[..., list[Any]]) -> None:
+    # In a process of its own: mixed precision opens a process group, which would stay in this one.
+    run, disturbed, undisturbed = run_distributed(bf16_in_one_process, 1)[0]
+    check_bf16_run(*run)
+    assert disturbed == undisturbed
+
+
+def test_bf16_compute_on_two_processes(run_distributed: Callable[..., list[Any]]) -> None:
+    for run in run_distributed(bf16_run, 2):
+        check_bf16_run(*run)
 
 
 def test_fp16_training_is_refused() -> None:
@@ -208,6 +212,25 @@ def test_on_a_cpu_there_is_nowhere_to_move() -> None:
     engine.move("cpu")
     with pytest.raises(ValueError, match="cannot move to 'cuda'"):
         engine.move("cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device to move away from")
+def test_a_rest_on_the_cpu_changes_nothing() -> None:
+    def steps(rest: bool) -> list[dict[str, float]]:
+        policy = PolicyModel(build_tiny_model("llama"))
+        engine = FSDPEngine(policy, FSDPConfig(), OptimConfig(lr=1e-2), "cuda", total_steps=8)
+        results = train(engine, 2)
+        if rest:
+            engine.move("cpu")
+            assert {p.device.type for p in engine.module.parameters()} == {"cpu"}
+            with pytest.raises(RuntimeError, match="the weights are on 'cpu'"):
+                engine.forward(BATCH, ALL)
+            engine.move("cuda")
+        return results + train(engine, 2)
+
+    for rested, went_on in zip(steps(rest=True), steps(rest=False), strict=True):
+        assert rested == pytest.approx(went_on, rel=1e-5)
 
 
 def save_everything(folder: Path) -> tuple[dict[str, Tensor], Tensor]:

@@ -164,7 +164,10 @@ def test_on_two_processes(run_distributed: Callable[..., list[Any]]) -> None:
 
 
 def test_replicas_of_shards(run_distributed: Callable[..., list[Any]]) -> None:
-    settings = {"2 x 2": Setting(MicroBatching(rows=1), fsdp_size=2), "4 x 1": Setting(fsdp_size=1)}
+    settings = {
+        "2 x 2": Setting(MicroBatching(rows=1), fsdp_size=2),
+        "4 x 1": Setting(MicroBatching(rows=1), fsdp_size=1),
+    }
     expected, _ = gradient("llama", Setting())
     for name, (found, _) in run_distributed(gradients, 4, "llama", settings)[0].items():
         assert_same(found, expected, name)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,7 @@ def test_a_replica_of_two_processes_generates_what_two_of_one_do(
     run_distributed: Callable[..., list[Any]], family: str
 ) -> None:
     one, two = (run_distributed(generate, 2, size, family, timeout_s=280) for size in (1, 2))
+    assert not list(Path("/dev/shm").glob("*-cpushm_*"))
     assert two[0] == {**two[1], "error": two[0]["error"], "other": two[0]["other"]}
     assert two[0]["tokens"] == {**one[0]["tokens"], **one[1]["tokens"]}
     alone = {**one[0]["log_probs"], **one[1]["log_probs"]}

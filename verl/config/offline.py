@@ -19,6 +19,9 @@ class OfflineDataConfig:
     truncation: Literal["error", "left", "right"] = key(
         "error", "what to do with a longer row: refuse it, or cut there"
     )
+    filter_overlong_rows: bool = key(
+        False, "before the first step, measure all rows and drop longer ones, with their number in the log"
+    )
     chat_template: str | None = key(None, "Jinja chat template that replaces the tokenizer's")
     apply_chat_template_kwargs: dict[str, Any] = key(dict, "extra arguments of the chat template")
     shuffle: bool = key(True, "visit training rows in a seeded random order")

@@ -62,6 +62,11 @@ class RewardModelConfig:
     fsdp: FSDPConfig = key(FSDPConfig, "how the reward model is sharded")
     micro_batch_size_per_gpu: int | None = key(None, "samples per forward pass of one process")
     max_length: int | None = key(None, "longest text in tokens, cut on the left; null means the model's own limit")
+    text_format: Literal["auto", "chat", "pair", "text"] = key(
+        "auto",
+        "how another tokenizer reads prompt and response: in its chat template, as a pair of texts, or as one text; auto "
+        "takes the template if there is one, the pair if it has a separator token",
+    )
     weight: float = key(1.0, "weight of the reward model's score")
 
 

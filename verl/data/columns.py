@@ -1,9 +1,16 @@
-"""Files whose rows may be written in several ways, told apart by the columns of the first row."""
+"""Files whose rows may be written in several ways, and which of their rows are used."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tqdm import tqdm
 
 from verl.data.files import JoinedRows, open_rows
+from verl.data.prompts import located
 from verl.data.sources import Files, local_files
+
+logger = logging.getLogger(__name__)
 
 DataFiles = Files
 
@@ -22,3 +29,28 @@ def open_with_columns(files: DataFiles, ways: Sequence[Sequence[str]]) -> Joined
             raise ValueError(f"{path} has the columns {', '.join(first)}: expected {wanted} (data.*_key name columns)")
         opened.append(open_rows(path, list(fitting)))
     return JoinedRows(opened)
+
+
+class RowTooLongError(ValueError):
+    """A row has more tokens than the config allows, and may not be cut."""
+
+
+def short_enough(rows: JoinedRows, count: int, read: Callable[[int], Any]) -> list[int]:
+    """Which of the first `count` rows `read` does not find too long (RowTooLongError); the log tells how many are.
+
+    ValueError, with its place, for a row with another fault, and when none is left.
+    """
+    kept = []
+    for number in tqdm(range(count), desc="measuring rows", unit="row", disable=count < 10_000, leave=False):
+        with located(rows.place(number)):
+            try:
+                read(number)
+            except RowTooLongError as error:
+                last = error
+                continue
+        kept.append(number)
+    if not kept:
+        raise ValueError(f"all {count} rows, the first being {rows.place(0)}, are too long: {last}")
+    if len(kept) < count:
+        logger.warning("dropped %d of %d rows that are too long (the last one: %s)", count - len(kept), count, last)
+    return kept

@@ -47,7 +47,7 @@ class ConversationEncoder:
         ValueError when no assistant message is left, or when the template writes the beginning of a chat differently
         once more messages follow, so that no mask can be right.
         """
-        turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
+        turns = [i for i, message in enumerate(self.prompts.marked(messages)) if message["role"] == "assistant"]
         skipped = sum(turn < context for turn in turns)
         if len(turns) == skipped:
             raise ValueError("the chat has no assistant message to train on")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from verl.config import PairDataConfig, PreferenceDataConfig
-from verl.data.columns import DataFiles, open_with_columns
+from verl.data.columns import DataFiles, RowTooLongError, open_with_columns, short_enough
 from verl.data.conversations import ConversationEncoder, Encoded
 from verl.data.prompts import Prompt, PromptEncoder, located, pad_token_id
 from verl.data.rl_dataset import rows_used
@@ -46,28 +46,30 @@ class AnswerEncoder:
             PromptEncoder(tokenizer, config.chat_template, dict(config.apply_chat_template_kwargs))
         )
 
-    def __call__(self, prompt: Prompt, answer: Answer) -> Encoded:
-        """ValueError for an answer that is no answer to `prompt`, or too long with `truncation="error"`."""
+    def __call__(self, prompt: Prompt, answer: Answer, whole: bool = False) -> Encoded:
+        """ValueError for an answer that is no answer to `prompt`. With `truncation="error"`, or if it must be `whole`,
+        RowTooLongError for one that is too long."""
         if isinstance(answer, str):
             encoded = self._encode.answer(prompt, answer)
         else:
             context = _as_chat(prompt)
             messages = answer if _begins_with_assistant(answer) else _after(context, answer)
             encoded = self._encode.chat([*context, *messages], context=len(context))
-        return self._cut(encoded)
+        return self._cut(encoded, "error" if whole else self._config.truncation)
 
-    def _cut(self, encoded: Encoded) -> Encoded:
+    def _cut(self, encoded: Encoded, side: str) -> Encoded:
         config, length = self._config, encoded.prompt_length
         limits = {"prompt": config.max_prompt_length, "response": config.max_response_length}
         lengths = {"prompt": length, "response": len(encoded.ids) - length}
         for part, limit in limits.items():
-            if lengths[part] > limit and config.truncation == "error":
-                raise ValueError(
+            if lengths[part] > limit and side == "error":
+                raise RowTooLongError(
                     f"the {part} has {lengths[part]} tokens, but data.max_{part}_length is {limit}: raise it, or set "
-                    "data.truncation=left or right (the side on which prompts are cut; answers lose their end)"
+                    "data.truncation=left or right (the side on which prompts are cut; answers lose their end), or "
+                    "data.filter_overlong_rows=true"
                 )
         extra = max(length - limits["prompt"], 0)
-        kept = slice(extra, length) if config.truncation == "left" else slice(length - extra)
+        kept = slice(extra, length) if side == "left" else slice(length - extra)
         answer = slice(length, length + limits["response"])
         return Encoded(encoded.ids[kept] + encoded.ids[answer], encoded.trained[kept] + encoded.trained[answer])
 
@@ -90,23 +92,31 @@ class PairDataset(Dataset[Pair]):
         self._encode = AnswerEncoder(tokenizer, config)
         self.pad_id = pad_token_id(tokenizer)
         self._rows = open_with_columns(files, [[config.chosen_key, config.rejected_key]])
-        self._count = rows_used(len(self._rows), max_samples)
+        count = rows_used(len(self._rows), max_samples)
+        drop = config.filter_overlong_rows
+        self._kept: Sequence[int] = short_enough(self._rows, count, self._read_whole) if drop else range(count)
         self[0]  # the first row shows what is wrong with all of them, such as a missing chat template
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._kept)
 
     def __getitem__(self, item: int) -> Pair:
-        row = self._rows[item]
-        with located(self._rows.place(item)):
-            prompt, chosen, rejected = split_pair(
-                row.get(self._config.prompt_key), row[self._config.chosen_key], row[self._config.rejected_key]
-            )
-            pair = Pair(item, self._encode(prompt, chosen), self._encode(prompt, rejected))
-            length = pair.chosen.prompt_length
-            if pair.chosen.ids[:length] != pair.rejected.ids[: pair.rejected.prompt_length]:
-                raise ValueError("the chat template writes the prompt of the two answers differently")
-            return pair
+        number = self._kept[item]
+        with located(self._rows.place(number)):
+            return Pair(item, *self._read(number))
+
+    def _read_whole(self, number: int) -> tuple[Encoded, Encoded]:
+        return self._read(number, whole=True)
+
+    def _read(self, number: int, whole: bool = False) -> tuple[Encoded, Encoded]:
+        row = self._rows[number]
+        prompt, *answers = split_pair(
+            row.get(self._config.prompt_key), row[self._config.chosen_key], row[self._config.rejected_key]
+        )
+        chosen, rejected = (self._encode(prompt, answer, whole) for answer in answers)
+        if chosen.ids[: chosen.prompt_length] != rejected.ids[: rejected.prompt_length]:
+            raise ValueError("the chat template writes the prompt of the two answers differently")
+        return chosen, rejected
 
     def collate_fn(self, pairs: Sequence[Pair]) -> dict[str, Tensor | np.ndarray]:
         """`input_ids` and `attention_mask` [B, 2, P + R], `response_mask` [B, 2, R] (0 is chosen, 1 is rejected) and
@@ -135,28 +145,34 @@ class JudgedDataset(Dataset[Judged]):
         self.pad_id = pad_token_id(tokenizer)
         judged = [config.prompt_key, config.completion_key, config.label_key]
         self._rows = open_with_columns(files, [judged, [config.chosen_key, config.rejected_key]])
-        used = rows_used(len(self._rows), max_samples)
-        self._items = [(row, half) for row in range(used) for half in self._halves(row)]
+        count = rows_used(len(self._rows), max_samples)
+        drop = config.filter_overlong_rows
+        kept: Sequence[int] = short_enough(self._rows, count, self._read_whole) if drop else range(count)
+        self._items = [(number, part) for number in kept for part in range(1 if self._is_judged(number) else 2)]
         self[0]
 
-    def _halves(self, row: int) -> Sequence[str | None]:
-        config = self._config
-        is_judged = self._rows[row].get(config.completion_key) is not None
-        return (None,) if is_judged else (config.chosen_key, config.rejected_key)
+    def _is_judged(self, number: int) -> bool:
+        return self._rows[number].get(self._config.completion_key) is not None
 
     def __len__(self) -> int:
         return len(self._items)
 
     def __getitem__(self, item: int) -> Judged:
-        config, (number, half) = self._config, self._items[item]
-        row = self._rows[number]
+        number, part = self._items[item]
         with located(self._rows.place(number)):
-            if half is None:
-                prompt, answer = row[config.prompt_key], row[config.completion_key]
-                return Judged(item, self._encode(prompt, answer), as_label(row[config.label_key], config.label_key))
-            prompt, *answers = split_pair(row.get(config.prompt_key), row[config.chosen_key], row[config.rejected_key])
-            desirable = half == config.chosen_key
-            return Judged(item, self._encode(prompt, answers[0 if desirable else 1]), desirable)
+            return Judged(item, *self._read(number)[part])
+
+    def _read_whole(self, number: int) -> list[tuple[Encoded, bool]]:
+        return self._read(number, whole=True)
+
+    def _read(self, number: int, whole: bool = False) -> list[tuple[Encoded, bool]]:
+        """The answers of a row with their labels: one, or the two of a pair."""
+        config, row = self._config, self._rows[number]
+        if self._is_judged(number):
+            label = as_label(row[config.label_key], config.label_key)
+            return [(self._encode(row[config.prompt_key], row[config.completion_key], whole), label)]
+        prompt, *answers = split_pair(row.get(config.prompt_key), row[config.chosen_key], row[config.rejected_key])
+        return [(self._encode(prompt, answer, whole), i == 0) for i, answer in enumerate(answers)]
 
     def collate_fn(self, items: Sequence[Judged]) -> dict[str, Tensor | np.ndarray]:
         """`input_ids` and `attention_mask` [B, P + R], `response_mask` [B, R], `labels` and `index` [B]."""
@@ -206,7 +222,9 @@ def _as_chat(prompt: Prompt) -> list[Mapping[str, Any]]:
 
 
 def _begins_with_assistant(answer: Sequence[Mapping[str, Any]]) -> bool:
-    return bool(answer) and answer[0].get("role") == "assistant"
+    if not answer or not all(isinstance(message, Mapping) for message in answer):
+        raise ValueError("an answer must be a string or a list of messages with role and content")
+    return answer[0].get("role") == "assistant"
 
 
 def _after(context: Sequence[Mapping[str, Any]], chat: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:

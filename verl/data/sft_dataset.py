@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from verl.config import SFTDataConfig
-from verl.data.columns import DataFiles, open_with_columns
+from verl.data.columns import DataFiles, RowTooLongError, open_with_columns, short_enough
 from verl.data.conversations import ConversationEncoder, Encoded
 from verl.data.prompts import PromptEncoder, located, pad_token_id
 from verl.data.rl_dataset import rows_used
@@ -35,17 +35,23 @@ class SFTDataset(Dataset[Encoded]):
         )
         self.pad_id = pad_token_id(tokenizer)
         self._rows = open_with_columns(files, [[config.messages_key], [config.prompt_key, config.response_key]])
-        self._count = rows_used(len(self._rows), max_samples)
         # The first row shows what is wrong with all of them, such as a missing chat template.
         with located(self._rows.place(0)):
             self._encode(self._rows[0])
+        count = rows_used(len(self._rows), max_samples)
+        drop = config.filter_overlong_rows
+        self._kept: Sequence[int] = short_enough(self._rows, count, self._read_whole) if drop else range(count)
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._kept)
 
     def __getitem__(self, item: int) -> Encoded:
-        with located(self._rows.place(item)):
-            return cut_row(self._encode(self._rows[item]), self._config.max_length, self._config.truncation)
+        number = self._kept[item]
+        with located(self._rows.place(number)):
+            return cut_row(self._encode(self._rows[number]), self._config.max_length, self._config.truncation)
+
+    def _read_whole(self, number: int) -> Encoded:
+        return cut_row(self._encode(self._rows[number]), self._config.max_length, "error")
 
     def _encode(self, row: dict[str, Any]) -> Encoded:
         messages = row.get(self._config.messages_key)
@@ -67,14 +73,14 @@ class SFTDataset(Dataset[Encoded]):
 
 
 def cut_row(row: Encoded, max_length: int, side: str) -> Encoded:
-    """At most `max_length` tokens: `left` loses the first ones, `right` the last, `error` is a ValueError."""
+    """At most `max_length` tokens: `left` loses the first ones, `right` the last, `error` is a RowTooLongError."""
     extra = len(row.ids) - max_length
     if extra <= 0:
         return row
     if side == "error":
-        raise ValueError(
+        raise RowTooLongError(
             f"the row has {len(row.ids)} tokens, but data.max_length is {max_length}: raise it, or set "
-            "data.truncation=left or right"
+            "data.truncation=left or right, or data.filter_overlong_rows=true"
         )
     kept = slice(extra, None) if side == "left" else slice(max_length)
     return Encoded(row.ids[kept], row.trained[kept])

@@ -1,0 +1,1 @@
+"""Transformers models as the engines see them: loading, policies, critics and reward models."""

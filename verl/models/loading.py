@@ -173,12 +173,13 @@ def _load(auto_class: Any, config: ModelConfig, dtype: torch.dtype) -> "PreTrain
     if config.attn_implementation == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
         raise ValueError("flash_attention_2 was asked for, but package flash_attn is not installed: use sdpa")
     source, kwargs = _source(config.path)
+    loaded_config = _model_config(config, source, kwargs)
     # The dtype is given while loading: casting a loaded model would round its rotary frequencies as well.
     model, report = auto_class.from_pretrained(
         source,
-        config=_model_config(config, source, kwargs),
+        config=loaded_config,
         dtype=dtype,
-        attn_implementation=config.attn_implementation,
+        attn_implementation=_attention(auto_class, loaded_config, config.attn_implementation),
         trust_remote_code=config.trust_remote_code,
         output_loading_info=True,
         **kwargs,
@@ -192,6 +193,13 @@ def _load(auto_class: Any, config: ModelConfig, dtype: torch.dtype) -> "PreTrain
     if "gguf_file" in kwargs:
         model = _as_plain_model(auto_class, model, dtype)
     return model.eval()
+
+
+def _attention(auto_class: Any, config: Any, wanted: str) -> str:
+    """`wanted`, or eager in the place of sdpa for the models that have only that, such as DeBERTa."""
+    known = type(config) in auto_class._model_mapping
+    supported = not known or getattr(auto_class._model_mapping[type(config)], "_supports_sdpa", True)
+    return "eager" if wanted == "sdpa" and not supported else wanted
 
 
 def _model_config(config: ModelConfig, source: str, kwargs: dict[str, Any]) -> "PretrainedConfig":

@@ -1,25 +1,40 @@
 """The same text in another model's tokens."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
+TextFormat = Literal["auto", "chat", "pair", "text"]
+_NO_LIMIT = 1 << 24
+"""Tokenizers without a limit of their own say a number beyond any model."""
+
 
 class Retokenizer:
     """Turns a batch of one tokenizer's prompts and responses into another's.
 
-    With the chat itself at hand and a chat template in `target`, the conversation is rendered by that template;
-    otherwise the text of prompt and response is tokenized as it stands, without the source's special tokens.
-    A text longer than `max_length` loses its beginning, so that the response stays.
+    Formats: `chat` renders the conversation, which must be at hand, in the target's chat template; `pair` gives prompt
+    and response as two texts, as encoders that score answers were trained; `text` joins the two. `auto` is the first of
+    these that can be: the template with a chat, the pair with a separator token, else the text. A text longer than
+    `max_length` loses its beginning, so that the response stays.
+
+    ValueError when `chat` is asked of a target without a chat template, or `pair` of one without a separator.
     """
 
-    def __init__(self, source: Any, target: Any, max_length: int | None = None) -> None:
+    def __init__(
+        self, source: Any, target: Any, max_length: int | None = None, text_format: TextFormat = "auto"
+    ) -> None:
         self.source = source
         self.target = target
-        self.max_length = max_length or getattr(target, "model_max_length", None)
+        limit = max_length or getattr(target, "model_max_length", None)
+        self.max_length = limit if limit and limit < _NO_LIMIT else None
+        self.text_format = text_format
+        self.target.truncation_side = "left"
+        for wanted, attribute in (("chat", "chat_template"), ("pair", "sep_token")):
+            if text_format == wanted and not getattr(target, attribute, None):
+                raise ValueError(f"reward.reward_model.text_format={wanted}, but its tokenizer has no {attribute}")
 
     def __call__(self, batch: TensorDict, raw_prompts: Sequence[Any] | np.ndarray | None = None) -> TensorDict:
         """input_ids, attention_mask and position_ids [B, T], padded on the right."""
@@ -29,17 +44,25 @@ class Retokenizer:
         rows = []
         for row in range(batch.batch_size[0]):
             answer = self.source.decode(batch["responses"][row][mask[row]], skip_special_tokens=True)
-            chat = None if raw_prompts is None else raw_prompts[row]
-            if self.target.chat_template and isinstance(chat, Sequence) and not isinstance(chat, str):
-                messages = [*chat, {"role": "assistant", "content": answer}]
-                text = self.target.apply_chat_template(messages, tokenize=False)
-                # The template writes the special tokens itself.
-                ids = self.target(text, add_special_tokens=False)["input_ids"]
-            else:
-                prompt = self.source.decode(prompt_ids[row][prompt_mask[row]], skip_special_tokens=True)
-                ids = self.target(prompt + answer)["input_ids"]
-            rows.append(ids[-self.max_length :] if self.max_length else ids)
+            prompt = self.source.decode(prompt_ids[row][prompt_mask[row]], skip_special_tokens=True)
+            rows.append(self._encode(prompt, answer, None if raw_prompts is None else raw_prompts[row]))
         return self._padded(rows)
+
+    def _encode(self, prompt: str, answer: str, raw_prompt: Any) -> list[int]:
+        chat = raw_prompt if isinstance(raw_prompt, Sequence) and not isinstance(raw_prompt, str) else None
+        if self.text_format == "chat" and chat is None:
+            raise ValueError("reward.reward_model.text_format=chat needs chats: set data.return_raw_chat=true")
+        cutting = {"truncation": self.max_length is not None, "max_length": self.max_length}
+        if self.text_format in ("auto", "chat") and chat is not None and self.target.chat_template:
+            text = self.target.apply_chat_template([*chat, {"role": "assistant", "content": answer}], tokenize=False)
+            ids = self.target(text, add_special_tokens=False, **cutting)[
+                "input_ids"
+            ]  # the template wrote the special ones
+        elif self.text_format in ("auto", "pair") and getattr(self.target, "sep_token", None):
+            ids = self.target(_question(chat, prompt), answer, **cutting)["input_ids"]
+        else:
+            ids = self.target(prompt + answer, **cutting)["input_ids"]
+        return list(ids)
 
     def _padded(self, rows: list[list[int]]) -> TensorDict:
         width = max(map(len, rows), default=0)
@@ -53,3 +76,16 @@ class Retokenizer:
             {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids},
             batch_size=[len(rows)],
         )
+
+
+def keep_last(attention_mask: torch.Tensor, count: int) -> torch.Tensor:
+    """The attention mask [B, L] with only the last `count` tokens of each row left."""
+    from_end = attention_mask.flip(-1).cumsum(-1).flip(-1)
+    return attention_mask * (from_end <= count)
+
+
+def _question(chat: Sequence[Any] | None, prompt: str) -> str:
+    """What was asked, without the marks of another model's chat template."""
+    if chat is None:
+        return prompt
+    return "\n".join(str(message["content"]) for message in chat if isinstance(message, Mapping))

@@ -83,6 +83,7 @@ class ModuleWeights:
             )
 
 
+@torch.no_grad()
 def relative_error(own: Tensor, given: Tensor) -> float:
     """The largest difference over the largest number of `given`, in the dtype of `own`; NaN for another shape."""
     if own.shape != given.shape:

@@ -6,6 +6,7 @@ must be given the same calls.
 """
 
 import tempfile
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,10 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
         self._broken: str | None = None
         self._waiting: dict[str, tuple[int, ...]] = {}
         self._unseeded_calls = 0
-        self._owns_groups = not dist.is_initialized()
-        self._engine = start_engine(self.settings, str(model), dtype, device)
+        owns_groups = not dist.is_initialized()
+        self._engine = start_engine(self.settings, str(model), dtype, device, self._replica)
+        self._stop = weakref.finalize(self, stop_engine, self._engine, owns_groups)
+        self._stop.atexit = False  # what an ending process holds goes with it
         self._runner = model_runner_of(self._engine)
         install_sampler(self._runner)
         self._cpu_cache = CPUKVCache(self._runner.kv_caches)
@@ -177,12 +180,12 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
         self._asleep -= chosen
 
     def close(self) -> None:
-        """End the engine and free its memory.
+        """End the engine and free its memory, as does losing the last reference to it.
 
         An engine that started torch.distributed, because nobody had, ends it too: of several, the first closes last.
         """
         if self._broken != CLOSED:
-            stop_engine(self._engine, groups=self._owns_groups)
+            self._stop()
             del self._engine, self._runner, self._cpu_cache
             self._broken = CLOSED
 

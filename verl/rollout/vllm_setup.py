@@ -6,7 +6,6 @@ import difflib
 import gc
 import os
 import random
-import uuid
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from verl.rollout.vllm_parallel import Replica
 from verl.utils.backends import install_command
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def write_config(module: Any, folder: Path) -> None:
     config.save_pretrained(folder)
 
 
-def start_engine(settings: VLLMSettings, model: str, dtype: torch.dtype, device: str) -> "LLMEngine":
+def start_engine(settings: VLLMSettings, model: str, dtype: torch.dtype, device: str, replica: Replica) -> "LLMEngine":
     """A vLLM engine in this process.
 
     ValueError for an engine argument that vLLM does not know, that has a key of its own, or whose value vLLM refuses.
@@ -165,7 +165,8 @@ def start_engine(settings: VLLMSettings, model: str, dtype: torch.dtype, device:
         config = EngineArgs(**arguments, **extra).create_engine_config()
         if device == "cpu" and config.cache_config.kv_cache_memory_bytes is None:
             config.cache_config.kv_cache_memory_bytes = cpu_kv_cache_bytes(config)
-        engine = LLMEngine(config, _executor(config, device), log_stats=False, multiprocess_mode=False)
+        engine = LLMEngine(config, _executor(config, device, replica), log_stats=False, multiprocess_mode=False)
+    replica.unlink_shared_memory()
     # Collected, an engine would take the trainer's process group along; `stop_engine` does not.
     engine.engine_core._finalizer.detach()
     gc.unfreeze()  # vLLM hides all objects of the process from the collector, the trainer's as well
@@ -244,29 +245,20 @@ def process_kept() -> Iterator[None]:
                     os.environ[name] = environment[name]
 
 
-def _executor(config: "VllmConfig", device: str) -> type[Any]:
-    """vLLM's executor inside this process, on the trainer's device and, with tensor parallelism, its process group.
-
-    vLLM 0.32 names the shared memory of a CPU tensor-parallel group after the part of the init method behind the last
-    colon, which for its own "env://" is the same in every group of every job on a machine: two jobs, or one beside the
-    leftovers of a killed one, fail with `create shm ... errno: 17`. To be dropped when vLLM makes that name unique.
-    """
+def _executor(config: "VllmConfig", device: str, replica: Replica) -> type[Any]:
+    """vLLM's executor inside this process, on the trainer's device and, with tensor parallelism, its process group."""
     from vllm.v1.executor import Executor
 
     base = Executor.get_class(config)
     local_rank = torch.cuda.current_device() if device == "cuda" else int(os.environ.get("LOCAL_RANK", "0"))
-    token = [uuid.uuid4().hex[:12]]
-    alone = config.parallel_config.tensor_parallel_size == 1
-    if not alone:
-        dist.broadcast_object_list(token, src=0)
 
     class InProcess(base):  # type: ignore[misc, valid-type]
         def _distributed_args(self) -> tuple[str, int, int]:
-            if alone:
+            if replica.size == 1:
                 method, rank, _ = super()._distributed_args()
                 return method, rank, local_rank
-            # The process group exists already, so of the address only the name is used.
-            return f"env://:{token[0]}", dist.get_rank(), local_rank
+            # The process group exists already, so of this address only the name is used; see `Replica.name`.
+            return f"env://:{replica.name}", dist.get_rank(), local_rank
 
     return InProcess
 

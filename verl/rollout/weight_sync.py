@@ -65,7 +65,8 @@ def check_weights(weights: Weights, rollout: RolloutEngine, dtype: torch.dtype) 
     tolerance = 16 * torch.finfo(dtype).eps
     wrong = {name: error for name, error in rollout.weight_errors(weights).items() if not error <= tolerance}
     if wrong:
-        worst = sorted(wrong, key=lambda name: -wrong[name])[:5]
+        # NaN first: it is equal to nothing, and would leave the order to chance.
+        worst = sorted(wrong, key=lambda name: (wrong[name] == wrong[name], -wrong[name]))[:5]
         listed = ", ".join(f"{name} ({wrong[name]:.1e})" for name in worst)
         raise RuntimeError(
             f"{len(wrong)} weights of the rollout engine are not the trainer's (relative difference above "

@@ -14,7 +14,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def resolve_device(name: str = "auto") -> str:
-    """"cuda" or "cpu". `auto` takes CUDA when there is a device. ValueError when CUDA is asked for and absent."""
+    """ "cuda" or "cpu". `auto` takes CUDA when there is a device. ValueError when CUDA is asked for and absent."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():

@@ -15,6 +15,7 @@ from tqdm import tqdm
 Scalar = float | int | str | None
 """What a backend gets for a metric. Booleans come as 0 and 1."""
 
+CONSOLE_COLUMNS = ("input", "output", "score", "gts")
 CONSOLE_METRICS = (
     "val/*",
     "train/loss",
@@ -145,11 +146,12 @@ class ConsoleBackend:
         tqdm.write(" | ".join([f"step {step}", *shown]))
 
     def log_table(self, name: str, columns: list[str], rows: list[list[Any]], step: int) -> None:
+        """A line for each row: of samples what a person looks at, of other tables everything; texts in quotes."""
+        shown = [column for column in CONSOLE_COLUMNS if column in columns] or columns
         for row in rows:
-            cells = [
-                f"{column} {_cell(value)}" for column, value in zip(columns, row, strict=True) if value is not None
-            ]
-            tqdm.write(" | ".join([f"step {step} {name}", *cells]))
+            cells = {column: value for column, value in zip(columns, row, strict=True) if value is not None}
+            texts = [f"{column} {_quoted(cells[column])}" for column in shown if column in cells]
+            tqdm.write(" | ".join([f"step {step} {name}", *texts]))
 
     def finish(self) -> None:
         pass
@@ -271,6 +273,11 @@ def _item(name: str, value: Any) -> Any:
         return value.item()
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"metric {name!r} has shape {tuple(value.shape)}; a metric is one number") from error
+
+
+def _quoted(value: Any) -> str:
+    """A cell on one line: the text of a sample may hold line breaks."""
+    return repr(value) if isinstance(value, str) else _cell(value)
 
 
 def _cell(value: Any) -> str:

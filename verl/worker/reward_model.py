@@ -6,7 +6,7 @@ from torch import nn
 from verl.config import PPOConfig
 from verl.models.loading import load_model_tokenizer
 from verl.models.reward import RewardScorer
-from verl.models.text import Retokenizer
+from verl.models.text import Retokenizer, keep_last
 from verl.models.wrapper import ModelWrapper
 from verl.protocol import DataProto
 from verl.worker.dispatch import Dispatch, register
@@ -35,20 +35,23 @@ class RewardModelWorker(ModelWorker):
         own = load_model_tokenizer(rm.model)
         theirs = load_model_tokenizer(policy, chat_template=self.config.data.chat_template)
         if own.get_vocab() != theirs.get_vocab() or rm.model.tokenizer_path is not None:
-            self._retokenizer = Retokenizer(source=theirs, target=own, max_length=rm.max_length)
+            self._retokenizer = Retokenizer(theirs, own, rm.max_length, rm.text_format)
         given = self.given_module()
         return RewardScorer.load(rm.model, self.master_dtype()) if given is None else RewardScorer(given)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_rm_score(self, batch: DataProto) -> DataProto:
         """`rm_scores` [B, R]: the score of each row at its last response token, 0 elsewhere."""
-        mask = batch.batch["response_mask"]
+        rm, mask = self.config.reward.reward_model, batch.batch["response_mask"]
         if self._retokenizer is None:
             texts = batch.batch.select("input_ids", "attention_mask", "position_ids")
         else:
             texts = self._retokenizer(batch.batch, batch.non_tensor_batch.get("raw_prompt"))
-        micro = micro_batching(self.config.reward.reward_model.micro_batch_size_per_gpu, False, 0)
-        scores = self.forward_rows(DataProto(texts), micro)["scores"]
+        if self._retokenizer is None and rm.max_length is not None:
+            texts["attention_mask"] = keep_last(texts["attention_mask"], rm.max_length)
+        micro = micro_batching(rm.micro_batch_size_per_gpu, False, 0)
+        order = texts["attention_mask"].sum(-1).argsort()  # rows of near length share a micro-batch
+        scores = self.forward_rows(DataProto(texts[order]), micro)["scores"][order.argsort()]
         rows = torch.arange(len(batch))
         last = (mask * torch.arange(1, mask.shape[1] + 1)).argmax(-1)
         rm_scores = torch.zeros(mask.shape, dtype=torch.float32)

@@ -41,7 +41,8 @@ class FSDPEngine:
     ) -> None:
         self.module = module
         self.device = device
-        self._config = fsdp_config
+        # Only where memory has room for full weights may full gradients wait for the last micro-batch.
+        self._holds_full_weights = not fsdp_config.reshard_after_forward or fsdp_config.fsdp_size == 1
         self._weights_on = device
         if optim_config is None:
             module.requires_grad_(False)
@@ -86,9 +87,7 @@ class FSDPEngine:
         metrics: list[Metrics] = []
         try:
             for i, rows in enumerate(pieces):
-                # Full gradients may wait for the last micro-batch only where memory has room for full weights anyway.
-                defer = i < len(pieces) - 1 and not self._config.reshard_after_forward
-                sharding.defer_gradient_sync(self.module, defer)
+                sharding.defer_gradient_sync(self.module, self._holds_full_weights and i < len(pieces) - 1)
                 metrics.append(self._add_gradient(batch, rows, loss_fn, scale, model_kwargs))
         except BaseException:
             # Half a pass must not leak into the next one, should the caller go on.
