@@ -1,11 +1,12 @@
 """What batches of tokens bring over batches of rows, when prompts have very different lengths.
 
-    python benchmarks/dynamic_batching.py [--prompts 256] [--longest 2000] [--batch-size 16]
+    python benchmarks/dynamic_batching.py [--prompts 96] [--longest 2000] [--batch-size 16]
 
-Prompts of 10 to `--longest` tokens with a long tail (log-normal, median 60). Both ways do the same work on the same rows
-in one run: generate a response to each prompt, then one training pass (log-probs, backward) over prompt and response. Both
-hold at most as many cells (rows x longest row, padding included) at once: fixed batches of `--batch-size` rows in random
-order, and batches of `batch-size x longest` tokens of a PromptDataset. The rounds alternate; the medians are compared.
+Prompts of 10 to `--longest` tokens with a long tail (log-normal, median 60). Both ways do the same work on the same
+rows in one run: generate a response to each prompt, then one training pass (log-probs, backward) over prompt and
+response. Both hold at most as many cells (rows x longest row, padding included) at once: fixed batches of
+`--batch-size` rows in random order, and batches of `batch-size x longest` tokens of a PromptDataset. The rounds
+alternate; the medians are compared.
 """
 
 import argparse
@@ -62,7 +63,7 @@ def work_through(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=256)
+    parser.add_argument("--prompts", type=int, default=96)
     parser.add_argument("--longest", type=int, default=2000)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--response-length", type=int, default=16)

@@ -76,8 +76,8 @@ def markdown() -> str:
         "Arguments go into `actor_rollout_ref.actor.policy_loss.loss_kwargs`.",
         _table(policy_loss_rows(), "Needs", "Arguments"),
         "## Preference losses: `algorithm.name` of `python -m verl.trainer.main_preference`",
-        "The arguments are keys of `algorithm` (`gamma` of simpo is `algorithm.simpo_gamma`); those of a loss of your own\n"
-        "go into `algorithm.loss_kwargs`.",
+        "The arguments are keys of `algorithm` (`gamma` of simpo is `algorithm.simpo_gamma`); those of a loss of your\n"
+        "own go into `algorithm.loss_kwargs`.",
         _table(preference_loss_rows(), "Needs", "Arguments"),
         "## Other names",
         f"* `actor_rollout_ref.actor.loss_agg_mode`: {_code(AGGREGATION_MODES)}.",

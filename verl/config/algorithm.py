@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from verl.config.keys import key
+from verl.config.preference import PreferenceLossConfig
 
 
 @dataclass
@@ -32,6 +33,13 @@ class RolloutCorrectionConfig:
 
 
 @dataclass
+class OnlinePreferenceConfig(PreferenceLossConfig):
+    loss: str | None = key(
+        None, "learn from the ranking of each prompt's samples by this loss (dpo, ipo, simpo, kto), not from advantages"
+    )
+
+
+@dataclass
 class AlgorithmConfig:
     name: str | None = key(None, "short name that sets estimator, loss and KL route together (docs/algorithms.md)")
     adv_estimator: str = key("gae", "an advantage estimator by name, or `package.module:function`")
@@ -43,6 +51,7 @@ class AlgorithmConfig:
     kl_penalty: str = key("kl", "estimator of KL in the reward: kl (k1), abs, mse (k2) or low_var_kl (k3)")
     kl_ctrl: KLControlConfig = key(KLControlConfig, "the coefficient of KL in the reward")
     filter_groups: FilterGroupsConfig = key(FilterGroupsConfig, "dynamic sampling, as in DAPO")
+    preference: OnlinePreferenceConfig = key(OnlinePreferenceConfig, "preference learning from samples")
     rollout_correction: RolloutCorrectionConfig = key(
         RolloutCorrectionConfig, "correction for the difference between rollout and trainer"
     )

@@ -38,6 +38,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "remax": {ESTIMATOR: "remax", **_KL_IN_REWARD},
     "opo": {ESTIMATOR: "opo", **_NO_KL},
     "gpg": {ESTIMATOR: "gpg", _LOSS: "gpg", **_NO_KL},
+    # Samples are ranked within their prompt: no critic, no KL besides the reference in the loss.
+    **{
+        name: {ESTIMATOR: "grpo", "algorithm.preference.loss": name, **_NO_KL}
+        for name in ("dpo", "ipo", "simpo", "kto")
+    },
 }
 
 

@@ -20,7 +20,7 @@ LossFn = Callable[[Outputs, TensorDict], tuple[Tensor, Metrics]]
 
 @dataclass(frozen=True)
 class MicroBatching:
-    """How a batch is cut for one forward pass: at most `rows` rows or `max_tokens` valid tokens; neither is one piece."""
+    """How a batch is cut for forward passes: at most `rows` rows or `max_tokens` valid tokens; neither: one piece."""
 
     rows: int | None = None
     max_tokens: int | None = None

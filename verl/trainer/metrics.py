@@ -28,15 +28,15 @@ def batch_metrics(batch: DataProto, max_response_length: int) -> dict[str, float
     lengths = mask.sum(-1).float()[rows]
     prompt_lengths = tensors["attention_mask"][:, : -mask.shape[1]].sum(-1).float()[rows]
     scores = _row_sums(tensors["token_level_scores"], mask)[rows]
-    rewards = _row_sums(tensors["token_level_rewards"], mask)[rows]
     metrics = {
         **_spread("reward/score", scores),
-        **_spread("reward/total", rewards),
         **_spread("response_length", lengths, sep="/"),
         "response_length/clip_ratio": float((lengths >= max_response_length).float().mean()),
         **_spread("prompt_length", prompt_lengths, sep="/"),
-        **_spread("actor/advantages", tensors["advantages"][mask]),
     }
+    if "advantages" in tensors.keys():  # noqa: SIM118
+        metrics |= _spread("reward/total", _row_sums(tensors["token_level_rewards"], mask)[rows])
+        metrics |= _spread("actor/advantages", tensors["advantages"][mask])
     if "entropy" in tensors.keys():  # noqa: SIM118
         metrics["actor/entropy"] = float(tensors["entropy"][mask].mean())
     if "ref_log_probs" in tensors.keys():  # noqa: SIM118
@@ -114,8 +114,9 @@ def log_step(
     latency = round(1000 * timings["gen"])
     logger.info("[Step %d] Rollout: %d prompts -> %d responses (latency: %dms)", step, prompts, responses, latency)
     logger.info("[Step %d] Reward: computed for %d samples", step, responses)
-    name = f"GAE(lambda={algorithm.lam:g})" if algorithm.adv_estimator == "gae" else algorithm.adv_estimator
-    logger.info("[Step %d] Advantage: %s done", step, name)
+    if algorithm.preference.loss is None:
+        name = f"GAE(lambda={algorithm.lam:g})" if algorithm.adv_estimator == "gae" else algorithm.adv_estimator
+        logger.info("[Step %d] Advantage: %s done", step, name)
     if "actor/loss" in metrics:
         kl = next((metrics[name] for name in ("kl/ref_k1", "actor/ppo_kl") if name in metrics), math.nan)
         reward = metrics["reward/score_mean"]

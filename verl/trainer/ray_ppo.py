@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from verl.algorithms.advantages import get_adv_estimator
 from verl.algorithms.kl import make_kl_controller
+from verl.algorithms.masked import masked_sum
 from verl.config import PPOConfig
 from verl.config.loader import to_dict
 from verl.data import build_dataloader, load_dataset
@@ -36,6 +37,7 @@ from verl.trainer.checkpoint import Checkpoints
 from verl.trainer.checks import checked
 from verl.trainer.launch import due, load_models, shut_down, start_worker_groups
 from verl.trainer.metrics import batch_metrics, log_step, rollout_agreement, score_metrics, throughput_metrics
+from verl.trainer.online_preference import SEQUENCE, preference_rows
 from verl.trainer.roles import Role, needs_reference
 from verl.trainer.samples import sample_rows, write_rows
 from verl.trainer.steps import (
@@ -55,6 +57,7 @@ from verl.utils.metrics import merge_metrics, metric_values
 from verl.utils.seeding import derive_seed
 from verl.utils.timing import timer
 from verl.utils.tracking import Tracking
+from verl.worker.preference import REFERENCE
 from verl.workers.ray import RayWorkerGroup
 
 logger = logging.getLogger("verl.trainer.ppo")
@@ -229,8 +232,11 @@ class RayPPOTrainer:
             timings: dict[str, float] = {}
             with timer("step", timings):
                 batch, scoring = self._sample(prompts, timings, metrics)
-                batch = self._evaluate(batch, scoring, timings, metrics)
-                self._update(batch, timings, metrics)
+                if config.algorithm.preference.loss is None:
+                    batch = self._evaluate(batch, scoring, timings, metrics)
+                    self._update(batch, timings, metrics)
+                else:
+                    self._learn_preferences(batch, timings, metrics)
             if config.trainer.rollout_data_dir:
                 write_rows(config.trainer.rollout_data_dir, self.global_step, sample_rows(batch, self.tokenizer))
             metrics |= throughput_metrics(batch, timings["step"], self.actor_rollout_wg.world_size)
@@ -266,8 +272,10 @@ class RayPPOTrainer:
 
         The second value is None, or with reward.launch_async the reward function whose scores are still to come.
         """
-        filters, size = self.config.algorithm.filter_groups, self.config.data.train_batch_size
-        if self.config.reward.launch_async and not filters.enable and not self.estimator.needs_greedy_baseline:
+        algorithm, size = self.config.algorithm, self.config.data.train_batch_size
+        filters = algorithm.filter_groups
+        needs_scores = filters.enable or self.estimator.needs_greedy_baseline or algorithm.preference.loss is not None
+        if self.config.reward.launch_async and not needs_scores:
             batch = self._respond(next(prompts), timings)
             return batch, launch(self.reward_fn, batch, self.config.trainer.worker_timeout_s)
         if not filters.enable:
@@ -375,6 +383,29 @@ class RayPPOTrainer:
         with timer("sync", timings):
             parts = self.actor_rollout_wg.sync_weights()
         metrics |= metric_values(merge_metrics(parts))
+
+    def _learn_preferences(self, batch: DataProto, timings: dict[str, float], metrics: dict[str, float]) -> None:
+        """Steps 3 to 5 of algorithm.preference: rank the samples of each prompt, and learn from the ranking."""
+        config = self.config
+        loss, size = config.algorithm.preference.loss, config.actor_rollout_ref.actor.ppo_mini_batch_size
+        assert loss is not None
+        metrics |= batch_metrics(batch, config.data.max_response_length)
+        rows = preference_rows(batch, loss, size)
+        metrics["preference/rows"] = float(len(rows))
+        if not len(rows):
+            logger.warning("step %d: no prompt has samples that differ in score: nothing to learn", self.global_step)
+            return
+        if self.ref_wg is not None:
+            with timer("ref_log_prob", timings):
+                output = self.ref_wg.compute_ref_log_prob(for_workers(rows, columns=SEQUENCE))
+            reference = masked_sum(output.batch["ref_log_probs"], rows.batch["response_mask"], dim=-1)
+            rows = with_tensors(rows, **{REFERENCE: reference})
+        with timer("update_actor", timings):
+            sent = for_workers(rows, columns=tuple(map(str, rows.batch.keys())), mini_batch_size=size)
+            parts = self.actor_rollout_wg.update_preference(sent)
+        metrics |= metric_values(merge_metrics(parts))
+        with timer("sync", timings):
+            metrics |= metric_values(merge_metrics(self.actor_rollout_wg.sync_weights()))
 
     # ---- parts of a step ----
 

@@ -2,6 +2,7 @@
 
 from enum import Enum
 
+from verl.algorithms.preference_losses import get_preference_loss
 from verl.config import PPOConfig
 from verl.worker.actor_rollout import ActorRolloutWorker
 from verl.worker.base import Worker
@@ -23,8 +24,11 @@ class Role(str, Enum):  # noqa: UP042  (a str that prints as its value, on every
 
 
 def needs_reference(config: PPOConfig) -> bool:
-    """Whether KL to a reference enters the reward or the loss."""
-    return config.algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
+    """Whether the reward or the loss compares the policy with a reference."""
+    algorithm = config.algorithm
+    if algorithm.preference.loss is not None:
+        return get_preference_loss(algorithm.preference.loss).needs_reference
+    return algorithm.use_kl_in_reward or config.actor_rollout_ref.actor.use_kl_loss
 
 
 def default_roles(config: PPOConfig) -> dict[str, type[Worker]]:

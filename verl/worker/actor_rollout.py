@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from verl.algorithms.preference_losses import loss_arguments
 from verl.config import PPOConfig
 from verl.models.wrapper import ModelWrapper
 from verl.protocol import DataProto
@@ -24,6 +25,7 @@ from verl.utils.seeding import derive_seed
 from verl.worker.dispatch import Dispatch, register
 from verl.worker.losses import actor_loss
 from verl.worker.model_worker import ModelSettings, ModelWorker, micro_batching
+from verl.worker.preference import preference_objective
 
 
 class ActorRolloutWorker(ModelWorker):
@@ -167,6 +169,25 @@ class ActorRolloutWorker(ModelWorker):
             ),
             prefix="actor",
             **self._policy_kwargs(compute_entropy=bool(config.entropy_coeff)),
+        )
+        self.weights_version += 1
+        return metrics
+
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
+    def update_preference(self, batch: DataProto) -> Metrics:
+        """Train on rows of two sequences [B, 2, ...]; see `verl.worker.preference`."""
+        config, preference = self.config.actor_rollout_ref.actor, self.config.algorithm.preference
+        assert preference.loss is not None
+        model_kwargs = self._policy_kwargs(compute_entropy=False)
+        metrics = self.train_with(
+            batch,
+            preference_objective(preference.loss, loss_arguments(preference), "actor", model_kwargs),
+            epochs=config.ppo_epochs,
+            micro=micro_batching(
+                config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu
+            ),
+            prefix="actor",
+            **model_kwargs,
         )
         self.weights_version += 1
         return metrics
