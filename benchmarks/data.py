@@ -95,12 +95,13 @@ def memory_of(path: Path) -> dict[str, float]:
 
 
 def hold(path: Path) -> None:
-    before = psutil.Process().memory_full_info()
+    before = psutil.Process().memory_info()
     rows = open_rows(path, ["prompt", "data_source"])
     for number in range(0, len(rows), max(len(rows) // 1000, 1)):
         rows[number]
-    after = psutil.Process().memory_full_info()
-    print(json.dumps({"resident": (after.rss - before.rss) / 2**20, "own": (after.uss - before.uss) / 2**20}))
+    after = psutil.Process().memory_info()
+    own = (after.rss - after.shared) - (before.rss - before.shared)  # shared is what lies in files
+    print(json.dumps({"resident": (after.rss - before.rss) / 2**20, "own": own / 2**20}))
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ PUBLIC_NAMES = {
         "pad_dataproto_to_divisor",
         "unpad_dataproto",
     ],
-    "verl.data": ["RLHFDataset"],
+    "verl.data": ["PromptDataset", "RLHFDataset"],
     "verl.trainer": ["PreferenceTrainer", "RayPPOTrainer", "RewardModelTrainer", "SFTTrainer"],
     "verl.utils": ["get_model_and_tokenizer"],
     "verl.utils.debug": ["print_memory_usage"],

@@ -148,3 +148,13 @@ def test_pad_token_falls_back_to_eos(tiny_tokenizer: Any) -> None:
     tiny_tokenizer.eos_token = None
     with pytest.raises(ValueError, match="has neither a pad nor an EOS token"):
         pad_token_id(tiny_tokenizer)
+
+
+def test_lengths_of_many_are_those_of_each(tiny_tokenizer: Any) -> None:
+    encode = PromptEncoder(tiny_tokenizer)
+    prompts: list[Any] = [chat("hi"), "text", chat("<|im_end|>"), chat("ho" * 9), "<eos>"]
+    assert encode.lengths([("here", prompt, None) for prompt in prompts]) == [len(encode(prompt)) for prompt in prompts]
+    with pytest.raises(ValueError, match="there: the prompt is empty"):
+        encode.lengths([("here", "x", None), ("there", "", None)])
+    with pytest.raises(ValueError, match="there: the prompt is empty"):
+        PromptEncoder(tiny_tokenizer, "{{ messages[0].content }}").lengths([("there", chat(""), None)])

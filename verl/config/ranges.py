@@ -25,7 +25,7 @@ class Range:
             return True
         low = number > self.low if self.above else number >= self.low
         high = number < self.high if self.below else number <= self.high
-        return math.isfinite(number) and low and high
+        return abs(number) < math.inf and low and high
 
     def __str__(self) -> str:
         words = []
@@ -54,7 +54,7 @@ RANGES: dict[str, Range] = {
     "data.filter_overlong_prompts_workers": COUNT,
     "data.dataloader_num_workers": NOT_NEGATIVE,
     "data.*_max_samples": COUNT_OR_ALL,
-    "*.seed": NOT_NEGATIVE,
+    "*.seed": Range(low=0, high=2**63 - 1),
     "*.ppo_mini_batch_size": COUNT,
     "*micro_batch_size*": COUNT,
     "*.ppo_epochs": COUNT,

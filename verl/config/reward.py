@@ -64,8 +64,8 @@ class RewardModelConfig:
     max_length: int | None = key(None, "longest text in tokens, cut on the left; null means the model's own limit")
     text_format: Literal["auto", "chat", "pair", "text"] = key(
         "auto",
-        "how another tokenizer reads prompt and response: in its chat template, as a pair of texts, or as one text; auto "
-        "takes the template if there is one, the pair if it has a separator token",
+        "how another tokenizer reads prompt and response: in its chat template, as a pair of texts, or as one text; "
+        "auto takes the template if there is one, the pair if it has a separator token",
     )
     weight: float = key(1.0, "weight of the reward model's score")
 

@@ -25,8 +25,9 @@ def open_with_columns(files: DataFiles, ways: Sequence[Sequence[str]]) -> Joined
         first = open_rows(path)[0]
         fitting = next((way for way in ways if all(first.get(column) is not None for column in way)), None)
         if fitting is None:
+            found = ", ".join(f"{column} (null)" if value is None else column for column, value in first.items())
             wanted = " or ".join(", ".join(way) for way in ways)
-            raise ValueError(f"{path} has the columns {', '.join(first)}: expected {wanted} (data.*_key name columns)")
+            raise ValueError(f"{path} has the columns {found}: expected {wanted} (data.*_key name columns)")
         opened.append(open_rows(path, list(fitting)))
     return JoinedRows(opened)
 

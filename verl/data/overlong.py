@@ -11,7 +11,7 @@ import numpy as np
 from tqdm import tqdm
 
 from verl.data.files import Rows
-from verl.data.prompts import PromptEncoder, located
+from verl.data.prompts import PromptEncoder
 
 _CHUNK = 512
 _BAR_FROM = 10_000
@@ -71,8 +71,4 @@ def _set_encoder(encoder: PromptEncoder) -> None:
 def _chunk_lengths(chunk: Chunk, encoder: PromptEncoder | None = None) -> list[int]:
     encoder = encoder or _encoder
     assert encoder is not None
-    lengths = []
-    for place, prompt, tools in chunk:
-        with located(place):
-            lengths.append(len(encoder(prompt, tools)))
-    return lengths
+    return encoder.lengths(chunk)

@@ -80,6 +80,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
         if truncation not in ("error", "left", "right", "middle"):
             raise ValueError(f"truncation={truncation!r}: expected error, left, right or middle")
         self.max_tokens_per_batch = max_tokens_per_batch if dynamic_batching else None
+        self.tokenizer = tokenizer
         self._prompt_key, self._truncation = prompt_key, truncation
         self._pad_id = pad_token_id(tokenizer)
         self._encode = PromptEncoder(

@@ -47,15 +47,40 @@ class PromptEncoder:
     def __call__(self, prompt: Prompt, tools: Any = None) -> list[int]:
         """Raises ValueError for a prompt that is neither text nor a chat, that the template refuses, or without tokens,
         and for a chat when there is no template."""
-        if isinstance(prompt, str) and self.strings_as_chat:
-            prompt = [{"role": "user", "content": prompt}]
-        if isinstance(prompt, str):
-            ids = self._encode_text(prompt)
-        else:
-            ids = self.tokenize_rendered(self.render(self._with_system(prompt), tools=tools))
+        rendered = self._rendered(prompt, tools)
+        ids = self._encode_text(prompt) if rendered is None else self.tokenize_rendered(rendered)  # type: ignore[arg-type]
         if not ids:
             raise ValueError("the prompt is empty: it has no tokens")
         return ids
+
+    def lengths(self, rows: Sequence[tuple[str, Prompt, Any]]) -> list[int]:
+        """Tokens of each (place, prompt, tools), chats tokenized together, which is faster.
+
+        Raises ValueError as for a single prompt, with its place."""
+        found: list[int] = [0] * len(rows)
+        chats: dict[int, str] = {}
+        for number, (place, prompt, tools) in enumerate(rows):
+            with located(place):
+                rendered = self._rendered(prompt, tools)
+                if rendered is None or _MARKED.search(rendered):
+                    found[number] = len(self(prompt, tools))
+                else:
+                    chats[number] = rendered
+        if chats:
+            encoded = self.tokenizer(list(chats.values()), add_special_tokens=False, verbose=False)["input_ids"]
+            for number, ids in zip(chats, encoded, strict=True):
+                if not ids:
+                    raise ValueError(f"{rows[number][0]}: the prompt is empty: it has no tokens")
+                found[number] = len(ids)
+        return found
+
+    def _rendered(self, prompt: Prompt, tools: Any) -> str | None:
+        """A chat, or what is taken for one, in the template; None for text."""
+        if isinstance(prompt, str):
+            if not self.strings_as_chat:
+                return None
+            prompt = [{"role": "user", "content": prompt}]
+        return self.render(self._with_system(prompt), tools=tools)
 
     def _with_system(self, messages: Any) -> Any:
         if self.system_prompt is None or not isinstance(messages, list | tuple) or not messages:
@@ -208,6 +233,9 @@ def _checked_messages(messages: Any) -> list[dict[str, Any]]:
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or "content" not in message:
             raise ValueError(f"a message must have a `role` and a `content`, unlike {message!r:.200}")
+        if message["content"] is None and not message.get("tool_calls"):
+            # Most templates would write the word "None".
+            raise ValueError(f"the content of a message without tool calls is null: {message!r:.200}")
     return [
         {key: value for key, value in message.items() if value is not None or key == "content"} for message in messages
     ]

@@ -28,11 +28,11 @@ DataFiles = Files
 class RLHFDataset(Dataset[dict[str, Any]]):
     """The rows of one or several files (see `verl.data.files.open_rows`) as prompts.
 
-    A row has a prompt (a chat or a string) and a `data_source`; for rule rewards also `reward_model` (a dict with
+    A row has a prompt (a chat or a string); for rule rewards also a `data_source`, `reward_model` (a dict with
     `ground_truth`) and optionally `extra_info`. P is `config.max_prompt_length`. An item is a dict with
 
         input_ids, attention_mask, position_ids    int64 [P], padded on the left
-        data_source                                the value of column `config.reward_fn_key`
+        data_source                                the value of column `config.reward_fn_key`, if there is one
         index                                      the row's `index`, that of its `extra_info`, or the row's number
         raw_prompt                                 the prompt as written, if `config.return_raw_chat`
         ...                                        all other columns, as written
@@ -104,7 +104,8 @@ class RLHFDataset(Dataset[dict[str, Any]]):
         with located(self._rows.place(number)):
             ids = truncate(self._ids(row), self._config.max_prompt_length, self._config.truncation)
         prompt = row.pop(self._config.prompt_key)
-        row["data_source"] = row[self._config.reward_fn_key]
+        if self._config.reward_fn_key in row:
+            row["data_source"] = row[self._config.reward_fn_key]
         row["index"] = _index(row, number)
         if self._config.return_raw_chat:
             row["raw_prompt"] = prompt
@@ -194,9 +195,13 @@ def left_pad(ids: Sequence[int], width: int, pad_id: int) -> dict[str, Tensor]:
 
 
 def open_data(data_files: DataFiles, config: DataConfig, required: Sequence[str] = ()) -> JoinedRows:
-    """The rows of all files; every one has a prompt, a data source and the `required` columns."""
-    columns = dict.fromkeys((config.prompt_key, config.reward_fn_key, *required))
-    return JoinedRows([open_rows(path, list(columns)) for path in local_files(data_files)])
+    """The rows of all files; every one has a prompt and the `required` columns, of which `data_source` is in the file
+    what `config.reward_fn_key` says. Who sets that key wants the column in any case."""
+    source = config.reward_fn_key
+    columns = [config.prompt_key, *(source if name == "data_source" else name for name in required)]
+    if source != "data_source":
+        columns.append(source)
+    return JoinedRows([open_rows(path, list(dict.fromkeys(columns))) for path in local_files(data_files)])
 
 
 def rows_used(rows: int, max_samples: int) -> int:

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from verl.data.rows import Row, check_present
 from verl.data.sources import cache_folder
 
-MAPPED_FROM_BYTES = 256 << 20
-"""Files that would take more memory than this are written once as an Arrow file into the cache, and mapped."""
+MAPPED_FROM_BYTES = 64 << 20
+"""Files of more bytes than this, uncompressed, are written once as an Arrow file into the cache, and mapped."""
 _ROWS_AT_ONCE = 4096
 _CSV_BLOCK = 64 << 20
 

@@ -5,6 +5,8 @@ import importlib.util
 import json
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +92,8 @@ def load_tokenizer(
         raise ValueError(
             f"folder {path!r} has no tokenizer (none of {', '.join(_TOKENIZER_FILES)}): set model.tokenizer_path"
         )
-    tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code, **kwargs)
+    with _found(path):
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code, **kwargs)
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ValueError(f"tokenizer {path!r} has neither a pad token nor an end token to pad with: set one in it")
@@ -132,7 +135,8 @@ def is_sequence_classifier(config: ModelConfig) -> bool:
     if config.path is None:
         raise ValueError("model.path is not set: give a Hugging Face id, a local folder or a .gguf file")
     source, kwargs = _source(config.path)
-    loaded = AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code, **kwargs)
+    with _found(config.path):
+        loaded = AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code, **kwargs)
     return any(name.endswith("ForSequenceClassification") for name in loaded.architectures or ())
 
 
@@ -173,17 +177,18 @@ def _load(auto_class: Any, config: ModelConfig, dtype: torch.dtype) -> "PreTrain
     if config.attn_implementation == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
         raise ValueError("flash_attention_2 was asked for, but package flash_attn is not installed: use sdpa")
     source, kwargs = _source(config.path)
-    loaded_config = _model_config(config, source, kwargs)
-    # The dtype is given while loading: casting a loaded model would round its rotary frequencies as well.
-    model, report = auto_class.from_pretrained(
-        source,
-        config=loaded_config,
-        dtype=dtype,
-        attn_implementation=_attention(auto_class, loaded_config, config.attn_implementation),
-        trust_remote_code=config.trust_remote_code,
-        output_loading_info=True,
-        **kwargs,
-    )
+    with _found(config.path):
+        loaded_config = _model_config(config, source, kwargs)
+        # The dtype is given while loading: casting a loaded model would round its rotary frequencies as well.
+        model, report = auto_class.from_pretrained(
+            source,
+            config=loaded_config,
+            dtype=dtype,
+            attn_implementation=_attention(auto_class, loaded_config, config.attn_implementation),
+            trust_remote_code=config.trust_remote_code,
+            output_loading_info=True,
+            **kwargs,
+        )
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise ValueError(
@@ -193,6 +198,19 @@ def _load(auto_class: Any, config: ModelConfig, dtype: torch.dtype) -> "PreTrain
     if "gguf_file" in kwargs:
         model = _as_plain_model(auto_class, model, dtype)
     return model.eval()
+
+
+@contextmanager
+def _found(path: str) -> Iterator[None]:
+    """Say which model it is that the hub does not have, or that cannot be fetched from it."""
+    try:
+        yield
+    except OSError as error:
+        if not is_hub_id(path):
+            raise
+        raise ValueError(
+            f"model {path!r} is no folder or file here, and cannot be read from the Hugging Face hub: {error}"
+        ) from error
 
 
 def _attention(auto_class: Any, config: Any, wanted: str) -> str:

@@ -72,7 +72,10 @@ def run_model(module: nn.Module, layout: TokenLayout, **extra: Any) -> Any:
     Aligned rows need no mask: padding stands on the right, where a causal model does not look. A Hugging Face model
     is told so by a mask of ones, which lets it skip masks altogether. Packed rows go without a mask, and the position
     ids that restart tell them apart. Other modules get the mask of the real tokens, should they want one.
+
+    ValueError for a token id that the model does not know.
     """
+    _check_ids(module, layout.input_ids)
     parameters = inspect.signature(module.forward).parameters
     is_hugging_face = hasattr(module, "config")
     arguments: dict[str, Any] = {"use_cache": False, **extra} if "use_cache" in parameters else dict(extra)
@@ -81,6 +84,17 @@ def run_model(module: nn.Module, layout: TokenLayout, **extra: Any) -> Any:
     if "position_ids" in parameters and (layout.packed or not is_hugging_face):
         arguments["position_ids"] = layout.position_ids
     return module(layout.input_ids, **arguments)
+
+
+def _check_ids(module: Any, input_ids: Tensor) -> None:
+    """The embedding itself would not say which model it is, and on CUDA it would take the process with it."""
+    embedding = module.get_input_embeddings() if hasattr(module, "get_input_embeddings") else None
+    size = getattr(embedding, "num_embeddings", None)
+    if size is not None and (largest := int(input_ids.max())) >= size:
+        raise ValueError(
+            f"the batch has token id {largest}, but the vocabulary of {type(module).__name__} has {size} ids "
+            f"(0 to {size - 1}): do tokenizer and model belong together?"
+        )
 
 
 def backbone_of(hf_model: Any) -> nn.Module:

@@ -130,4 +130,5 @@ def _cause(outcome: Outcome) -> BaseException | None:
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    """Whether `value` is a number that fp32, in which scores are kept, can hold."""
+    return isinstance(value, int | float) and abs(value) <= torch.finfo(torch.float32).max

@@ -81,3 +81,7 @@ class RolloutEngine(Protocol):
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Take back the memory of `tags`: "weights" to update them, "kv_cache" to generate; None is both."""
         ...
+
+    def close(self) -> None:
+        """End the engine, if it is more than an object; it cannot be used again."""
+        ...

@@ -89,6 +89,9 @@ class HFRolloutEngine:
         if tags is None or "kv_cache" in tags:
             self._awake = True
 
+    def close(self) -> None:
+        """Nothing to end."""
+
     def weight_errors(self, weights: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
         """See `RolloutEngine.weight_errors`."""
         return self._weights.errors(weights)

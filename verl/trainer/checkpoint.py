@@ -5,9 +5,11 @@
 """
 
 import json
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -21,6 +23,21 @@ class Checkpoints:
     def __init__(self, directory: Path, config: BaseTrainerConfig) -> None:
         self.directory = directory.absolute()
         self.config = config
+
+    def check(self) -> None:
+        """Before any model loads: ValueError when the run is to save where it cannot, FileNotFoundError when it is to
+        go on from a checkpoint that is not there."""
+        if self.config.save_freq >= 0:
+            try:
+                self.directory.mkdir(parents=True, exist_ok=True)
+                with TemporaryFile(dir=self.directory):
+                    pass
+            except OSError as error:
+                raise ValueError(
+                    f"trainer.default_local_dir={self.directory}: no checkpoint can be written there ({error}): "
+                    "set another folder, or trainer.save_freq=-1 to save nothing"
+                ) from error
+        self.to_resume()
 
     @contextmanager
     def saving(self, step: int, state: dict[str, Any], loader_state: dict[str, Any]) -> Iterator[Path]:
@@ -57,6 +74,18 @@ class Checkpoints:
 
     @staticmethod
     def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The driver's state and the loader's state."""
-        state = json.loads((folder / "trainer.json").read_text())
-        return state, torch.load(folder / "dataloader.pt", weights_only=False)
+        """The driver's state and the loader's state. ValueError naming a file that is missing or broken."""
+
+        def read(name: str, parse: Callable[[Path], Any]) -> Any:
+            try:
+                return parse(folder / name)
+            except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+                raise ValueError(
+                    f"checkpoint {folder}: {name} is missing or broken ({type(error).__name__}: {str(error)[:200]}): take "
+                    "another one by trainer.resume_from_path, or start afresh with trainer.resume_mode=disable"
+                ) from error
+
+        return (
+            read("trainer.json", lambda file: json.loads(file.read_text())),
+            read("dataloader.pt", lambda file: torch.load(file, weights_only=False)),
+        )

@@ -88,7 +88,10 @@ def rollout_agreement(batch: DataProto, max_logprob_diff: float | None = None) -
 
 
 def score_metrics(batches: Sequence[DataProto]) -> dict[str, float]:
-    """val/<data_source>/... of scored batches; a column that a batch lacks is None in its rows."""
+    """val/<data_source>/... of scored batches; a column that a batch lacks is None in its rows.
+
+    Prompts without a `data_source`, which a data set of one's own may have, count as source `all`.
+    """
     sources: list[Any] = []
     uids: list[Any] = []
     scores: list[float] = []
@@ -97,7 +100,7 @@ def score_metrics(batches: Sequence[DataProto]) -> dict[str, float]:
     for number, batch in enumerate(batches):
         scored = batch.select_idxs(batch.batch["response_mask"].bool().any(-1))  # a row without tokens was excluded
         columns = scored.non_tensor_batch
-        sources += columns["data_source"].tolist()
+        sources += columns["data_source"].tolist() if "data_source" in columns else ["all"] * len(scored)
         # Labels count within a batch; two batches may use the same.
         uids += [f"{number}/{uid}" for uid in columns["uid"]]
         scores += scored.batch["token_level_scores"].sum(-1).tolist()

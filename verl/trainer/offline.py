@@ -92,6 +92,7 @@ class OfflineTrainer(Generic[Config]):
         self.global_step = 0
         trainer = self.config.trainer
         self.checkpoints = Checkpoints(Path(trainer.default_local_dir), trainer)
+        self.checkpoints.check()
         # Before any model loads: a tracker that cannot log in must say so now.
         self.tracking = Tracking(
             trainer.project_name,

@@ -11,6 +11,7 @@ It builds the config of `RayPPOTrainer` and runs the same loop.
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -61,12 +62,12 @@ class PPOTrainer:
         dataset, val_dataset: `PromptDataset`, `RLHFDataset`, a path of data files, or anything with len() and [] that
             gives their items. `dataset` may also be given to `train`.
         config: nested dict of short keys (`SHORT_KEYS`) or full keys, or a PPOConfig.
-        algorithm: the algorithm section by itself, such as {"name": "grpo", "gamma": 0.95}.
+        algorithm: the algorithm section by itself, such as {"name": "grpo", "gamma": 0.95}, or the name alone.
         tokenizer: the policy's; by default the one beside the actor's weights.
         ref_model: the reference as a module or a name; None is the actor as it starts.
         reward_model: a scorer as a module or a name (`reward_model_name`).
         output_dir: logs and checkpoints.
-        logger: trackers, by default the file alone.
+        logger: trackers, or one; by default the file alone (with a PPOConfig, those that it names).
         callbacks: see `verl.trainer.callbacks.Callback`.
         ray_address: a running Ray cluster to use; None uses a session that runs here, or starts one for the run.
 
@@ -83,13 +84,13 @@ class PPOTrainer:
         *,
         actor_model_name: str | None = None,
         reward_model_name: str | None = None,
-        algorithm: Mapping[str, Any] | None = None,
+        algorithm: Mapping[str, Any] | str | None = None,
         tokenizer: Any = None,
         ref_model: nn.Module | str | None = None,
         reward_model: nn.Module | str | None = None,
         val_dataset: Any = None,
         output_dir: str | None = None,
-        logger: Sequence[str] | None = None,
+        logger: Sequence[str] | str | None = None,
         callbacks: Sequence[Callback] = (),
         ray_address: str | None = None,
     ) -> None:
@@ -159,11 +160,13 @@ class PPOTrainer:
     def _build_config(
         self,
         config: Mapping[str, Any] | PPOConfig | None,
-        algorithm: Mapping[str, Any] | None,
+        algorithm: Mapping[str, Any] | str | None,
         output_dir: str | None,
-        logger: Sequence[str] | None,
+        logger: Sequence[str] | str | None,
     ) -> PPOConfig:
-        settings: dict[str, Any] = {"trainer.logger": list(logger) if logger is not None else ["file"]}
+        settings: dict[str, Any] = {}
+        if logger is not None or not isinstance(config, PPOConfig):
+            settings["trainer.logger"] = [logger] if isinstance(logger, str) else list(logger or ["file"])
         if output_dir is not None:
             settings["trainer.default_local_dir"] = output_dir
         for section, model in self.models.items():
@@ -176,13 +179,14 @@ class PPOTrainer:
             settings = {**dict(_flat(dataclasses.asdict(config))), **settings}
         else:
             settings |= {SHORT_KEYS.get(key, key): value for key, value in _flat(config or {})}
-        settings |= {SHORT_KEYS.get(key, key): value for key, value in _flat({"algorithm": dict(algorithm or {})})}
+        section = {"name": algorithm} if isinstance(algorithm, str) else dict(algorithm or {})
+        settings |= {SHORT_KEYS.get(key, key): value for key, value in _flat({"algorithm": section})}
         return load_config(settings=settings)
 
     def _with_data(self, dataset: Any) -> PPOConfig:
         config = copy.deepcopy(self.config)
         for key, value in (("train_files", dataset), ("val_files", self.val_dataset)):
-            if isinstance(value, str | list):
+            if _is_path(value):
                 setattr(config.data, key, value)
         width = getattr(dataset, "max_prompt_length", None)
         if width is not None:
@@ -236,7 +240,13 @@ def _loaded(model: nn.Module | str | None) -> nn.Module | None:
 
 def _object(dataset: Any) -> Any:
     """The dataset when it is an object; None for paths, which the trainer opens itself."""
-    return None if isinstance(dataset, str | list) else dataset
+    return None if _is_path(dataset) else dataset
+
+
+def _is_path(dataset: Any) -> bool:
+    """Whether `dataset` names a data file or several."""
+    names = dataset if isinstance(dataset, list) else [dataset]
+    return all(isinstance(name, str | Path) for name in names)
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

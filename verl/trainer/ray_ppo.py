@@ -29,16 +29,16 @@ from verl.algorithms.kl import make_kl_controller
 from verl.algorithms.masked import masked_sum
 from verl.config import PPOConfig
 from verl.config.loader import to_dict
-from verl.data import build_dataloader, load_dataset
 from verl.protocol import DataProto
 from verl.rewards import RewardResult, launch, load_reward_manager
 from verl.trainer.callbacks import Callback
 from verl.trainer.checkpoint import Checkpoints
 from verl.trainer.checks import checked
 from verl.trainer.launch import due, load_models, shut_down, start_worker_groups
+from verl.trainer.loaders import build_loaders, total_steps
 from verl.trainer.metrics import batch_metrics, log_step, rollout_agreement, score_metrics, throughput_metrics
 from verl.trainer.online_preference import SEQUENCE, preference_rows
-from verl.trainer.roles import Role, needs_reference
+from verl.trainer.roles import Role, check_roles, needs_reference
 from verl.trainer.samples import sample_rows, write_rows
 from verl.trainer.steps import (
     MODEL_COLUMNS,
@@ -110,13 +110,18 @@ class RayPPOTrainer:
         self.modules = modules or {}
         self.callbacks = tuple(callbacks)
         self.should_stop = False
-        self._check_roles()
+        check_roles(self.config, self.role_worker_mapping)
 
         self.reward_fn = reward_fn or load_reward_manager(
             self.config.reward, tokenizer, self.config.data.max_response_length
         )
         self.val_reward_fn = val_reward_fn or self.reward_fn
-        self._load_data(train_dataset, val_dataset, collate_fn, train_sampler)
+        # Known now, a missing column costs nothing; at the first reward it would cost a rollout.
+        required = getattr(self.reward_fn, "required_columns", ()) if self.config.reward.rule_weight else ()
+        self.train_dataloader, self.val_dataloader = build_loaders(
+            self.config, tokenizer, required, train_dataset, val_dataset, collate_fn, train_sampler
+        )
+        self.total_steps = total_steps(self.config, self.train_dataloader)
 
         self.kl_controller = make_kl_controller(self.config.algorithm.kl_ctrl)
         self.worker_groups: dict[str, Any] = {}
@@ -124,6 +129,7 @@ class RayPPOTrainer:
         self.prompt_batches_drawn = 0
         trainer = self.config.trainer
         self.checkpoints = Checkpoints(Path(trainer.default_local_dir), trainer)
+        self.checkpoints.check()
         # Before any model loads: a tracker that cannot log in must say so now.
         self.tracking = Tracking(
             trainer.project_name,
@@ -134,48 +140,6 @@ class RayPPOTrainer:
         )
 
     # ---- before the loop ----
-
-    def _check_roles(self) -> None:
-        needed = {
-            Role.ActorRollout: True,
-            Role.Critic: self.config.critic.enable,
-            Role.RefPolicy: needs_reference(self.config),
-            Role.RewardModel: self.config.reward.reward_model.enable,
-        }
-        missing = [str(role) for role, need in needed.items() if need and str(role) not in self.role_worker_mapping]
-        if missing:
-            raise ValueError(
-                f"the config needs the roles {missing}, but role_worker_mapping has {sorted(self.role_worker_mapping)}"
-            )
-
-    def _load_data(self, train_dataset: Any, val_dataset: Any, collate_fn: Any, train_sampler: Any) -> None:
-        data, trainer = self.config.data, self.config.trainer
-        seed = trainer.seed if data.seed is None else data.seed
-        # Known now, a missing column costs nothing; at the first reward it would cost a rollout.
-        required = getattr(self.reward_fn, "required_columns", ()) if self.config.reward.rule_weight else ()
-        if train_dataset is None:
-            train_dataset = load_dataset(
-                data.train_files, self.tokenizer, data, max_samples=data.train_max_samples, required=required
-            )
-        if val_dataset is None and data.val_files:
-            val_dataset = load_dataset(
-                data.val_files, self.tokenizer, data, max_samples=data.val_max_samples, required=required
-            )
-        self.train_dataloader = build_dataloader(
-            train_dataset,
-            data,
-            train=True,
-            batch_size=data.train_batch_size,
-            seed=seed,
-            sampler=train_sampler,
-            collate_fn=collate_fn,
-        )
-        self.val_dataloader = val_dataset and build_dataloader(
-            val_dataset, data, train=False, batch_size=data.val_batch_size or len(val_dataset), seed=seed
-        )
-        if trainer.total_training_steps is None:
-            trainer.total_training_steps = len(self.train_dataloader) * trainer.total_epochs
-        self.total_steps: int = trainer.total_training_steps
 
     def init_workers(self) -> None:
         """Start the worker groups, pool by pool, and load the models."""

@@ -1,5 +1,6 @@
 """The roles of a run and the worker that plays each."""
 
+from collections.abc import Mapping
 from enum import Enum
 
 from verl.algorithms.preference_losses import get_preference_loss
@@ -41,3 +42,12 @@ def default_roles(config: PPOConfig) -> dict[str, type[Worker]]:
     if config.reward.reward_model.enable:
         roles[Role.RewardModel] = RewardModelWorker
     return roles
+
+
+def check_roles(config: PPOConfig, role_worker_mapping: Mapping[str, object]) -> None:
+    """ValueError when a role that `config` (resolved) needs has no worker."""
+    missing = [str(role) for role in default_roles(config) if str(role) not in role_worker_mapping]
+    if missing:
+        raise ValueError(
+            f"the config needs the roles {missing}, but role_worker_mapping has {sorted(role_worker_mapping)}"
+        )

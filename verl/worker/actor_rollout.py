@@ -82,6 +82,10 @@ class ActorRolloutWorker(ModelWorker):
         super().init_model()
         self.sync_weights()
 
+    def close(self) -> None:
+        if self._rollout is not None:
+            self._rollout.close()
+
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sync_weights(self) -> Metrics:
         """Bring the rollout engine to the trainer's weights; see `verl.rollout.weight_sync`."""

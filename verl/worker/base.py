@@ -95,6 +95,9 @@ class Worker:
             )
             raise
 
+    def close(self) -> None:
+        """End what would stay when the worker goes and its process does not. Nothing, for most."""
+
     def _set_mesh(self, mesh: str, position: MeshPosition) -> None:
         if mesh in self._told and self._meshes[mesh] != position:
             raise ValueError(

@@ -65,7 +65,9 @@ class LocalProcess:
         return Pending([self._run(self._hosts[role], method, calls[0])], _resolve, _ready)
 
     def shutdown(self) -> None:
-        """Nothing to end: the workers go when nobody refers to them."""
+        """Close the workers; they go when nobody refers to them."""
+        for host in self._hosts.values():
+            host.worker.close()
 
     def _run(self, host: Host, method: str, call: Call) -> "Done":
         try:

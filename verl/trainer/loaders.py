@@ -1,0 +1,96 @@
+"""The loaders of a PPO run, from its config or from datasets that the user built."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from verl.config import PPOConfig
+from verl.data import build_dataloader, load_dataset
+from verl.protocol.schema import SCHEMA
+
+PROMPT_COLUMNS = ("input_ids", "attention_mask", "position_ids")
+"""What the rows of a loader must have; all else is optional."""
+
+
+def build_loaders(
+    config: PPOConfig,
+    tokenizer: Any,
+    required: Sequence[str] = (),
+    train_dataset: Any = None,
+    val_dataset: Any = None,
+    collate_fn: Any = None,
+    train_sampler: Any = None,
+) -> tuple[Any, Any]:
+    """(training loader, validation loader or None). A dataset that is None is read from the files of `config.data`.
+
+    `required` are columns that the data must have. ValueError for data that would fail in the first step.
+    """
+    data = config.data
+    seed = config.trainer.seed if data.seed is None else data.seed
+    if train_dataset is None:
+        train_dataset = load_dataset(
+            data.train_files, tokenizer, data, max_samples=data.train_max_samples, required=required
+        )
+    if val_dataset is None and data.val_files:
+        val_dataset = load_dataset(data.val_files, tokenizer, data, max_samples=data.val_max_samples, required=required)
+    train = build_dataloader(
+        train_dataset,
+        data,
+        train=True,
+        batch_size=data.train_batch_size,
+        seed=seed,
+        sampler=train_sampler,
+        collate_fn=collate_fn,
+    )
+    check_first_item("training", train_dataset, train.collate_fn, required)
+    if val_dataset is None:
+        return train, None
+    size = data.val_batch_size or len(val_dataset)
+    validation = build_dataloader(val_dataset, data, train=False, batch_size=size, seed=seed)
+    check_first_item("validation", val_dataset, validation.collate_fn, required)
+    return train, validation
+
+
+def check_first_item(which: str, dataset: Any, collate_fn: Any, required: Sequence[str] = ()) -> None:
+    """Look at the first item, before any model loads, for what the loop needs and what it writes itself.
+
+    A stream, which can be read only once, is not looked at. ValueError for an item that is no dict, lacks the prompt's
+    tensors or a `required` column, or has a column of a name that the loop gives to its own.
+    """
+    if isinstance(dataset, IterableDataset):
+        return
+    item = dataset[0]
+    columns = collate_fn([item]) if isinstance(item, Mapping) else {}
+    missing = [name for name in PROMPT_COLUMNS if name not in columns]
+    if missing:
+        found = f"the columns {', '.join(columns)}" if columns else f"a {type(item).__name__}: {item!r:.100}"
+        raise ValueError(
+            f"an item of the {which} data must come with {', '.join(PROMPT_COLUMNS)}, but is {found}. "
+            "verl.data.PromptDataset makes such items of texts, chats and dicts with a prompt"
+        )
+    lacking = [name for name in required if name not in columns]
+    if lacking:
+        raise ValueError(
+            f"the {which} data have no column {', '.join(lacking)}, which the reward function reads, only "
+            f"{', '.join(columns)}: add it, or give a reward function that needs none, fn(prompts, responses)"
+        )
+    taken = [name for name in columns if name in SCHEMA and SCHEMA[name].tensor and name not in PROMPT_COLUMNS]
+    if taken:
+        raise ValueError(
+            f"the {which} data have a column {taken[0]!r}, the name of one that the run makes itself "
+            f"({SCHEMA[taken[0]].doc.rstrip('.')}): give it another name, or put it into extra_info"
+        )
+
+
+def total_steps(config: PPOConfig, train_loader: Any) -> int:
+    """Steps of the whole run, which the config then holds as well. ValueError when the data do not tell."""
+    trainer = config.trainer
+    if trainer.total_training_steps is None:
+        try:
+            trainer.total_training_steps = len(train_loader) * trainer.total_epochs
+        except TypeError as error:
+            raise ValueError(
+                "the training data are a stream of unknown length: set trainer.total_training_steps"
+            ) from error
+    return trainer.total_training_steps
