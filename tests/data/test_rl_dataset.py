@@ -144,6 +144,20 @@ def test_reward_fn_key_becomes_data_source(tmp_path: Path, tiny_tokenizer: Any) 
     assert (item["data_source"], item["kind"]) == ("special", "special")
 
 
+def test_a_required_data_source_is_the_column_of_reward_fn_key(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    unnamed = {key: value for key, value in row("x", 0, kind="special").items() if key != "data_source"}
+    file = parquet(tmp_path / "a.parquet", [unnamed])
+    config = DataConfig(reward_fn_key="kind")
+    item = RLHFDataset(file, tiny_tokenizer, config, required=["data_source", "reward_model"])[0]
+    assert item["data_source"] == "special"
+    with pytest.raises(ValueError, match="there is no column 'data_source'"):
+        RLHFDataset(file, tiny_tokenizer, DataConfig(), required=["data_source"])
+    with pytest.raises(ValueError, match="there is no column 'sort'"):
+        RLHFDataset(file, tiny_tokenizer, DataConfig(reward_fn_key="sort"))
+    # A reward function of texts reads no source, so none need be there.
+    assert "data_source" not in RLHFDataset(file, tiny_tokenizer, DataConfig())[0]
+
+
 def test_no_chat_template_fails_at_construction(tmp_path: Path, tiny_tokenizer: Any) -> None:
     """F4."""
     file = parquet(tmp_path / "a.parquet", [row("x", 0)])

@@ -54,6 +54,9 @@ def test_mistakes_are_named_with_their_place(tmp_path: Path) -> None:
     path = write(tmp_path, {"text": "x"})
     with pytest.raises(ValueError, match="rows.jsonl has the columns text: expected messages or prompt, response"):
         SFTDataset(path, TOKENIZER, SFTDataConfig())
+    path = write(tmp_path, {"prompt": "x", "response": None})
+    with pytest.raises(ValueError, match=r"has the columns prompt, response \(null\): expected"):
+        SFTDataset(path, TOKENIZER, SFTDataConfig())
     path = write(tmp_path, {"messages": CHAT}, {"messages": CHAT[:1]})
     with pytest.raises(ValueError, match="rows.jsonl, line 2: the chat has no assistant message"):
         SFTDataset(path, TOKENIZER, SFTDataConfig())[1]

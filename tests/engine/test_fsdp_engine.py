@@ -332,3 +332,16 @@ def test_a_half_written_checkpoint_does_not_pass_for_one(tmp_path: Path) -> None
         engine.load_checkpoint(tmp_path / "c")
     engine.save_checkpoint(tmp_path / "c")
     assert not (tmp_path / "c.unfinished").exists()
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
+    build().save_checkpoint(tmp_path / "c")
+    shutil.copytree(tmp_path / "c", tmp_path / "cut")
+    shards = (tmp_path / "cut" / "__0_0.distcp").read_bytes()
+    (tmp_path / "cut" / "__0_0.distcp").write_bytes(shards[: len(shards) // 2])
+    with pytest.raises(RuntimeError, match="cut is broken or incomplete .rank 0: "):
+        build().load_checkpoint(tmp_path / "cut")
+    metadata = (tmp_path / "c" / ".metadata").read_bytes()
+    (tmp_path / "c" / ".metadata").write_bytes(metadata[: len(metadata) // 2])
+    with pytest.raises(ValueError, match="c is broken: its .metadata cannot be read"):
+        build().load_checkpoint(tmp_path / "c")

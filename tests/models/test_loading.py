@@ -53,6 +53,12 @@ def test_a_name_below_a_folder_that_stands_here_is_a_path(tmp_path: Path, monkey
         check_model_folder("models/mine")
 
 
+def test_a_hub_id_that_cannot_be_read_is_named() -> None:
+    for load in (load_tokenizer, get_model_and_tokenizer):
+        with pytest.raises(ValueError, match="model 'nobody/nothing' is no folder or file here, and cannot be read"):
+            load("nobody/nothing")
+
+
 def test_a_good_folder_passes(folder: Path) -> None:
     check_model_folder(str(folder))
 

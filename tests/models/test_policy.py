@@ -154,3 +154,16 @@ def test_blocks_are_the_transformer_layers(tiny_model_factory: Factory) -> None:
 def test_names_are_those_of_the_model_itself(tiny_model_factory: Factory) -> None:
     policy = PolicyModel(tiny_model_factory("llama"))
     assert policy.hf_name("hf_model.model.norm.weight") == "model.norm.weight"
+
+
+def test_a_token_of_another_vocabulary_is_named(tiny_model_factory: Factory) -> None:
+    model = PolicyModel(tiny_model_factory("llama", vocab_size=64))
+    batch = BATCH.clone()
+    batch["input_ids"][0, -1] = 999  # padding, which is not looked at
+    batch["attention_mask"][0, -1] = 0
+    batch["response_mask"][0, -1] = 0
+    batch["input_ids"] = batch["input_ids"].where(batch["attention_mask"].bool(), 999).clamp_max(999)
+    largest = int(batch["input_ids"][batch["attention_mask"].bool()].max())
+    with pytest.raises(ValueError, match=f"token id {largest}, but the vocabulary of LlamaModel has 64 ids"):
+        model(batch)
+    PolicyModel(tiny_model_factory("llama", vocab_size=largest + 1))(batch)

@@ -149,6 +149,11 @@ def test_rename_swaps_and_refuses_collisions() -> None:
         data.rename(["x", "y"], ["z"])
 
 
+def test_union_with_something_else() -> None:
+    with pytest.raises(TypeError, match="must be a DataProto, not NoneType"):
+        DataProto().union(None)  # type: ignore[arg-type]
+
+
 def test_e1_union_of_the_same_key() -> None:
     base = torch.arange(8.0).reshape(2, 2, 2)
     a = DataProto.from_dict({"a": base})

@@ -24,6 +24,7 @@ def test_the_list_is_complete() -> None:
         *("prompts", "responses", "input_ids", "attention_mask", "position_ids", "response_mask", "seed"),
         *("rollout_log_probs", "old_log_probs", "ref_log_probs", "values", "rm_scores"),
         *("token_level_scores", "token_level_rewards", "advantages", "returns"),
+        *("entropy", "baseline_scores", "rollout_weights", "selected"),
     }
     assert {name for name, field in SCHEMA.items() if not field.tensor} == {
         *("uid", "data_source", "reward_model", "extra_info", "raw_prompt")

@@ -108,6 +108,8 @@ def test_any_number_is_a_score(tiny_tokenizer: Any, value: Any, score: float) ->
         (None, "returned None where a finite number"),
         (float("nan"), "returned nan where a finite number"),
         (float("inf"), "returned inf where a finite number"),
+        (1e39, r"returned 1e\+39 where a finite number"),  # infinite in fp32
+        (10**400, "returned 1000"),  # too large for any float
         ("1.0", "returned '1.0' where a finite number"),
         ({"score": None}, "returned None where"),
         ({"reward": 1}, r"a dict without `score`: \['reward'\]"),

@@ -228,3 +228,13 @@ def test_processes_stay_between_batches_and_end_with_close(manager: Any, respons
     assert process_ids(scoring) == []
     assert not any(os.path.exists(f"/proc/{pid}") for pid in first)
     assert row_scores(scoring(responses_batch(WORDS))) == [1, 1, 1]
+
+
+def test_processes_that_died_between_two_batches_are_replaced(manager: Any, responses_batch: Batches) -> None:
+    """Such as by the system, for memory: all of them at once."""
+    scorer = manager(lambda solution_str, **_: float(solution_str))
+    assert row_scores(scorer(responses_batch(["1", "2"]))) == [1.0, 2.0]
+    for worker in scorer._pool._workers:
+        worker.process.kill()
+        worker.process.wait()
+    assert row_scores(scorer(responses_batch(["3", "4"]))) == [3.0, 4.0]

@@ -120,3 +120,35 @@ def test_the_command_line_says_it_in_one_line_and_fails(tiny_run: Callable[..., 
 
 def test_kl_in_the_reward_is_no_single_reward(refuse: Callable[..., None]) -> None:
     refuse("gdpo normalises rewards one by one", "algorithm.adv_estimator=gdpo", "algorithm.use_kl_in_reward=true")
+
+
+def test_an_unknown_rollout_correction(refuse: Callable[..., None]) -> None:
+    refuse("unknown rollout_is 'tokens'", "algorithm.rollout_correction.rollout_is=tokens")
+    refuse(
+        "'2_1'.* the lower must be below the upper",
+        "algorithm.rollout_correction.rollout_rs=token_k1",
+        "algorithm.rollout_correction.rollout_rs_threshold=2_1",
+    )
+
+
+@pytest.mark.parametrize("key", ["rollout_data_dir", "validation_data_dir", "default_local_dir"])
+def test_a_folder_that_cannot_be_written_to(refuse: Callable[..., None], tmp_path: Path, key: str) -> None:
+    (tmp_path / "file").touch()
+    refuse(
+        f"trainer.{key}=.*file: nothing can be written there",
+        f"trainer.{key}={tmp_path / 'file'}",
+        "trainer.save_freq=1",
+        "trainer.logger=[console]",
+    )
+
+
+def test_a_checkpoint_that_is_not_there(refuse: Callable[..., None]) -> None:
+    refuse(
+        "trainer.resume_from_path names the checkpoint .*nothing",
+        "trainer.resume_mode=resume_path",
+        "trainer.resume_from_path=nothing",
+    )
+
+
+def test_a_column_of_a_name_that_the_run_uses(refuse: Callable[..., None], tmp_path: Path) -> None:
+    refuse("training data have a column 'seed'", f"data.train_files={write(tmp_path / 'x.parquet', [row(seed=3)] * 4)}")

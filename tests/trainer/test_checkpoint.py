@@ -30,6 +30,26 @@ def test_a_save_that_fails_is_never_the_newest(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path, TrainerConfig()).to_resume() == tmp_path / "global_step_2"
 
 
+@pytest.mark.parametrize("name", ["trainer.json", "dataloader.pt"])
+def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
+    save(tmp_path, 2)
+    file = tmp_path / "global_step_2" / name
+    file.write_bytes(file.read_bytes()[:10])
+    with pytest.raises(ValueError, match=f"global_step_2: {name} is missing or broken"):
+        Checkpoints.read(tmp_path / "global_step_2")
+
+
+def test_checked_before_models_load(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    Checkpoints(tmp_path / "file", TrainerConfig(save_freq=-1)).check()
+    with pytest.raises(ValueError, match=r"trainer.default_local_dir=.*file: nothing can be written there"):
+        Checkpoints(tmp_path / "file", TrainerConfig(save_freq=0)).check()
+    config = TrainerConfig(save_freq=5, resume_mode="resume_path", resume_from_path=str(tmp_path / "nothing"))
+    with pytest.raises(FileNotFoundError, match="trainer.resume_from_path names"):
+        Checkpoints(tmp_path / "new", config).check()
+    assert list((tmp_path / "new").iterdir()) == []
+
+
 def test_disabled(tmp_path: Path) -> None:
     save(tmp_path, 2)
     assert Checkpoints(tmp_path, TrainerConfig(resume_mode="disable")).to_resume() is None

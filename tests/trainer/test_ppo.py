@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from verl.config import PPOConfig
 from verl.data import PromptDataset
 from verl.protocol import DataProto
 from verl.trainer import Callback, PPOTrainer, RayPPOTrainer
@@ -130,3 +131,71 @@ def test_what_is_missing_or_given_twice(tiny_model_dir: Path) -> None:
         PPOTrainer(actor_model=str(tiny_model_dir)).train()
     with pytest.raises(RuntimeError, match="call train"):
         PPOTrainer(actor_model=str(tiny_model_dir)).get_model()
+
+
+def test_names_in_the_place_of_lists_and_sections(tiny_model_dir: Path) -> None:
+    trainer = PPOTrainer(
+        actor_model=str(tiny_model_dir), algorithm="grpo", logger="console", config={"rollout": {"n": 2}}
+    )
+    assert trainer.config.algorithm.adv_estimator == "grpo" and trainer.config.trainer.logger == ["console"]
+    given = PPOConfig()
+    given.trainer.logger = ["tensorboard"]
+    assert PPOTrainer(actor_model=str(tiny_model_dir), config=given).config.trainer.logger == ["tensorboard"]
+
+
+def test_a_path_without_data_sources_and_a_validation_set(tiny_model_dir: Path, prompts: Path, tmp_path: Path) -> None:
+    """A reward function of texts reads nothing but the prompt."""
+    trainer = PPOTrainer(
+        actor_model=str(tiny_model_dir),
+        reward_fn=lambda prompts, responses: [1.0] * len(responses),
+        dataset=prompts,
+        val_dataset=PromptDataset(str(prompts), trainer_tokenizer(tiny_model_dir), 16),
+        config={
+            "training": {"batch_size": 4, "num_steps": 1},
+            "rollout": {"max_response_length": 4},
+            "trainer": {"worker_group": "local", "test_freq": 0},
+        },
+        output_dir=str(tmp_path / "out"),
+    )
+    assert trainer.train()["val/all/reward/mean@1"] == 1.0
+
+
+class Items:
+    """A data set of one's own: eight times the same item."""
+
+    def __init__(self, item: Any) -> None:
+        self.item = item
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, number: int) -> Any:
+        return self.item
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        ("1+1=", "input_ids, attention_mask, position_ids, but is a str: '1.1='"),
+        ({"prompt": "1+1="}, "but is the columns prompt.*PromptDataset"),
+        ({"input_ids": torch.ones(4), "attention_mask": torch.ones(4)}, "but is the columns input_ids, attention_mask"),
+        ({"values": 3}, "have a column 'values', the name of one that the run makes itself"),
+        ({"entropy": 3}, "have a column 'entropy'"),
+        ({}, "training data have no column data_source, reward_model, which the reward function reads"),
+    ],
+)
+def test_data_that_would_fail_in_the_first_step(tiny_model_dir: Path, tmp_path: Path, item: Any, message: str) -> None:
+    def row_reward(data_source: str, solution_str: str, ground_truth: str, extra_info: Any) -> float:
+        return 1.0
+
+    if isinstance(item, dict) and not {"prompt", "input_ids"} & set(item):
+        item = {**item, **dict.fromkeys(("input_ids", "attention_mask", "position_ids"), torch.ones(4).long())}
+    trainer = PPOTrainer(
+        actor_model=str(tiny_model_dir),
+        reward_fn=(lambda prompts, responses: [1.0] * len(responses)) if "column '" in message else row_reward,
+        dataset=Items(item),
+        config={"training": {"batch_size": 4}, "trainer": {"worker_group": "local"}},
+        output_dir=str(tmp_path / "out"),
+    )
+    with pytest.raises(ValueError, match=message):
+        trainer.train()

@@ -76,8 +76,7 @@ def rollout_correction(
     Raises:
         ValueError: unknown level, thresholds that make no sense, or log-probs that are not finite on valid tokens.
     """
-    _check(rollout_is, WEIGHT_LEVELS, "rollout_is")
-    _check(rollout_rs, REJECTION_LEVELS, "rollout_rs")
+    check_levels(rollout_is, rollout_rs, rollout_rs_threshold)
     if rollout_is_threshold <= 0:
         raise ValueError(f"rollout_is_threshold must be above 0, got {rollout_is_threshold}")
     mask = response_mask.bool()
@@ -98,6 +97,15 @@ def rollout_correction(
     return RolloutCorrection(kept.to(response_mask.dtype), weights, metrics)
 
 
+def check_levels(rollout_is: str | None, rollout_rs: str | None, rollout_rs_threshold: float | str) -> None:
+    """ValueError for an unknown level, or for bounds of `rollout_rs` that are none."""
+    for name, level, known in (("rollout_is", rollout_is, WEIGHT_LEVELS), ("rollout_rs", rollout_rs, REJECTION_LEVELS)):
+        if level is not None and level not in known:
+            raise ValueError(f"unknown {name} {level!r}; known: {', '.join(known)}, or null for none")
+    if rollout_rs is not None:
+        parse_bounds(rollout_rs_threshold)
+
+
 def parse_bounds(threshold: float | str) -> tuple[float, float]:
     """(lower, upper) of "lower_upper", or (1/u, u) of a number u.
 
@@ -113,11 +121,6 @@ def parse_bounds(threshold: float | str) -> tuple[float, float]:
     if not 0 <= lower < upper:
         raise ValueError(f"bounds {threshold!r} mean {lower} to {upper}: the lower must be below the upper, from 0 up")
     return lower, upper
-
-
-def _check(value: str | None, known: tuple[str, ...], name: str) -> None:
-    if value is not None and value not in known:
-        raise ValueError(f"unknown {name} {value!r}; known: {', '.join(known)}, or null for none")
 
 
 def _log_ratio(log_probs: Tensor, rollout_log_probs: Tensor, mask: Tensor) -> Tensor:

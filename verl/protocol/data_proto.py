@@ -247,6 +247,8 @@ class DataProto:
         NaN equals NaN in the same place. `timing` and `metrics` that differ are collected as in `concat`. An `other`
         without columns adds its meta only. Raises ValueError naming the key, or both numbers of rows.
         """
+        if not isinstance(other, DataProto):  # such as what a worker's method forgot to return
+            raise TypeError(f"union: the other one must be a DataProto, not {type(other).__name__}")
         if not (self._is_bare() or other._is_bare()) and len(self) != len(other):
             raise ValueError(f"union: {len(self)} rows on the left but {len(other)} on the right")
         mine, theirs = self._columns(), other._columns()

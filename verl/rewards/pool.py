@@ -73,6 +73,8 @@ class ScoringPool:
                 return outcomes
             self._assign(queue, calls)
             busy = [worker for worker in self._workers if worker.pending]
+            if not busy:  # all had died between two runs: start new ones
+                continue
             remaining = min(worker.deadline for worker in busy) - time.monotonic()
             wait([worker.connection for worker in busy], timeout=min(max(remaining, 0), _LOOK_S))
             for worker in busy:

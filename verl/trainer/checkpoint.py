@@ -9,12 +9,12 @@ import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import torch
 
 from verl.config import BaseTrainerConfig
+from verl.trainer.checks import check_writable
 
 _LATEST = "latest_checkpointed_iteration.txt"
 
@@ -28,15 +28,7 @@ class Checkpoints:
         """Before any model loads: ValueError when the run is to save where it cannot, FileNotFoundError when it is to
         go on from a checkpoint that is not there."""
         if self.config.save_freq >= 0:
-            try:
-                self.directory.mkdir(parents=True, exist_ok=True)
-                with TemporaryFile(dir=self.directory):
-                    pass
-            except OSError as error:
-                raise ValueError(
-                    f"trainer.default_local_dir={self.directory}: no checkpoint can be written there ({error}): "
-                    "set another folder, or trainer.save_freq=-1 to save nothing"
-                ) from error
+            check_writable("trainer.default_local_dir", self.directory)
         self.to_resume()
 
     @contextmanager
@@ -80,9 +72,10 @@ class Checkpoints:
             try:
                 return parse(folder / name)
             except (OSError, ValueError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+                problem = f"{type(error).__name__}: {error!s:.200}"
                 raise ValueError(
-                    f"checkpoint {folder}: {name} is missing or broken ({type(error).__name__}: {str(error)[:200]}): take "
-                    "another one by trainer.resume_from_path, or start afresh with trainer.resume_mode=disable"
+                    f"checkpoint {folder}: {name} is missing or broken ({problem}): take another one by "
+                    "trainer.resume_from_path, or start afresh with trainer.resume_mode=disable"
                 ) from error
 
         return (

@@ -1,9 +1,12 @@
 """What must hold before anything starts: the config's own rules, and those of the algorithms that it names."""
 
 from collections.abc import Collection
+from pathlib import Path
+from tempfile import TemporaryFile
 
 from verl.algorithms.advantages import get_adv_estimator
 from verl.algorithms.policy_losses import get_policy_loss
+from verl.algorithms.rollout_correction import check_levels
 from verl.config import PPOConfig
 from verl.config.errors import ConfigError
 from verl.config.validate import resolve, validate
@@ -24,6 +27,8 @@ def checked(config: PPOConfig, given: Collection[str] = ()) -> PPOConfig:
     validate(config, needs_critic=estimator.needs_critic, needs_groups=estimator.needs_groups, given=given)
     loss = config.actor_rollout_ref.actor.policy_loss
     get_policy_loss(loss.loss_mode).check_kwargs(loss.loss_kwargs)
+    correction = config.algorithm.rollout_correction
+    check_levels(correction.rollout_is, correction.rollout_rs, correction.rollout_rs_threshold)
     if estimator.needs_reward_components and config.algorithm.use_kl_in_reward:
         raise ConfigError(
             [
@@ -44,3 +49,15 @@ def check_models(config: PPOConfig, given: Collection[str] = ()) -> None:
     for path in dict.fromkeys(model.path for key, model in models.items() if key not in given):
         if path is not None:  # a critic without a path of its own starts from the actor that was given
             check_model_folder(path)
+
+
+def check_writable(key: str, folder: str | Path | None) -> None:
+    """Make the folder that `key` names. ValueError when nothing can be written there; None is no folder."""
+    if folder is None:
+        return
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"{key}={folder}: nothing can be written there ({error}): set another folder") from error

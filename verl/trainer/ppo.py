@@ -20,7 +20,7 @@ from torch import nn
 from verl.config import ModelConfig, PPOConfig
 from verl.config.loader import load_config
 from verl.models.loading import load_causal_lm, load_model_tokenizer
-from verl.rewards import RewardFunction, RewardManager
+from verl.rewards import Limits, RewardFunction, RewardManager
 from verl.trainer.callbacks import Callback
 from verl.trainer.checks import check_models, checked
 from verl.trainer.launch import placement, session
@@ -118,7 +118,11 @@ class PPOTrainer:
         roles = default_roles(config)
         check_models(config, given=self._given())
         tokenizer = self._tokenizer(dataset, config)
-        reward = None if self.reward_fn is None else RewardManager(tokenizer, [RewardFunction(self.reward_fn)])
+        reward = (
+            None
+            if self.reward_fn is None
+            else RewardManager(tokenizer, [RewardFunction(self.reward_fn)], Limits(num_workers=1))
+        )
         trainer = RayPPOTrainer(
             config,
             tokenizer,
@@ -179,8 +183,8 @@ class PPOTrainer:
             settings = {**dict(_flat(dataclasses.asdict(config))), **settings}
         else:
             settings |= {SHORT_KEYS.get(key, key): value for key, value in _flat(config or {})}
-        section = {"name": algorithm} if isinstance(algorithm, str) else dict(algorithm or {})
-        settings |= {SHORT_KEYS.get(key, key): value for key, value in _flat({"algorithm": section})}
+        named: Mapping[str, Any] = {"name": algorithm} if isinstance(algorithm, str) else algorithm or {}
+        settings |= {SHORT_KEYS.get(key, key): value for key, value in _flat({"algorithm": dict(named)})}
         return load_config(settings=settings)
 
     def _with_data(self, dataset: Any) -> PPOConfig:

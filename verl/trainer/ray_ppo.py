@@ -33,7 +33,7 @@ from verl.protocol import DataProto
 from verl.rewards import RewardResult, launch, load_reward_manager
 from verl.trainer.callbacks import Callback
 from verl.trainer.checkpoint import Checkpoints
-from verl.trainer.checks import checked
+from verl.trainer.checks import check_writable, checked
 from verl.trainer.launch import due, load_models, shut_down, start_worker_groups
 from verl.trainer.loaders import build_loaders, total_steps
 from verl.trainer.metrics import batch_metrics, log_step, rollout_agreement, score_metrics, throughput_metrics
@@ -130,6 +130,8 @@ class RayPPOTrainer:
         trainer = self.config.trainer
         self.checkpoints = Checkpoints(Path(trainer.default_local_dir), trainer)
         self.checkpoints.check()
+        for key in ("rollout_data_dir", "validation_data_dir"):
+            check_writable(f"trainer.{key}", getattr(trainer, key))
         # Before any model loads: a tracker that cannot log in must say so now.
         self.tracking = Tracking(
             trainer.project_name,
