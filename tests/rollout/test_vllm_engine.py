@@ -1,6 +1,8 @@
 """vLLM beside the trainer: the same policy in both engines, and no request that harms another."""
 
+import gc
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -106,7 +108,10 @@ def test_rollout_and_trainer_agree_before_and_after_an_update(family: str) -> No
         check_weights(trainer.named_weights(), engine, torch.float32)
         assert engine.version == 1
     finally:
+        held = weakref.ref(engine._runner.get_model())
         engine.close()
+        gc.collect()
+        assert held() is None
 
 
 def test_greedy_takes_the_most_likely_token(engine: vLLMRolloutEngine, model: Any) -> None:

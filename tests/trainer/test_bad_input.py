@@ -152,3 +152,8 @@ def test_a_checkpoint_that_is_not_there(refuse: Callable[..., None]) -> None:
 
 def test_a_column_of_a_name_that_the_run_uses(refuse: Callable[..., None], tmp_path: Path) -> None:
     refuse("training data have a column 'seed'", f"data.train_files={write(tmp_path / 'x.parquet', [row(seed=3)] * 4)}")
+
+
+def test_sequences_longer_than_the_model_has_positions(refuse: Callable[..., None]) -> None:
+    lengths = ("data.max_prompt_length=200", "data.max_response_length=100")
+    refuse(r"200 \+ .* 100 = 300 tokens, but the model in .* has 256 positions", *lengths)

@@ -71,6 +71,16 @@ def check_model_folder(path: str) -> None:
         _check_weight_file(file)
 
 
+def position_limit(path: str) -> int | None:
+    """The longest sequence that the model in a local folder has positions for; None when its config does not say."""
+    config_file = Path(path).expanduser() / "config.json"
+    if is_hub_id(path) or not config_file.is_file():
+        return None
+    config = _read_json(config_file)
+    limits = [config[key] for key in ("max_position_embeddings", "n_positions") if config.get(key)]
+    return min(limits, default=None)
+
+
 def saved_value_head(path: str) -> Path | None:
     """The value head's file when `path` is the folder of a saved `ValueModel`."""
     file = Path(path).expanduser() / VALUE_HEAD_FILE

@@ -38,6 +38,11 @@ def build_rollout(
             f"actor_rollout_ref.rollout.name={config.name!r} is not a rollout engine: "
             f"expected one of {', '.join(ROLLOUT_ENGINES)}"
         )
+    if not hasattr(causal_lm, "config"):
+        raise ValueError(
+            f"the policy is a {type(causal_lm).__name__}, which generates nothing: rollouts need a causal language model "
+            "of transformers"
+        )
     return ROLLOUT_ENGINES[config.name](config, causal_lm, dtype, device, seed)
 
 

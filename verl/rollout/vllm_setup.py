@@ -176,8 +176,11 @@ def start_engine(settings: VLLMSettings, model: str, dtype: torch.dtype, device:
 def stop_engine(engine: "LLMEngine", groups: bool) -> None:
     """End an engine and free what it holds; with `groups` also torch.distributed, which it started itself."""
     from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+    from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
 
     core = engine.engine_core.engine_core
+    for layer in model_runner_of(engine).get_model().modules():
+        LAYERWISE_INFO.pop(layer, None)  # what vLLM notes here for updates refers to the layer, which then stays
     core.model_executor.shutdown()
     core.scheduler.shutdown()
     if groups:

@@ -10,7 +10,7 @@ from verl.algorithms.rollout_correction import check_levels
 from verl.config import PPOConfig
 from verl.config.errors import ConfigError
 from verl.config.validate import resolve, validate
-from verl.models.loading import check_model_folder
+from verl.models.loading import check_model_folder, position_limit
 
 
 def checked(config: PPOConfig, given: Collection[str] = ()) -> PPOConfig:
@@ -46,9 +46,20 @@ def check_models(config: PPOConfig, given: Collection[str] = ()) -> None:
         models["critic.model.path"] = config.critic.model
     if config.reward.reward_model.enable:
         models["reward.reward_model.model.path"] = config.reward.reward_model.model
+    longest = config.data.max_prompt_length + config.data.max_response_length
     for path in dict.fromkeys(model.path for key, model in models.items() if key not in given):
-        if path is not None:  # a critic without a path of its own starts from the actor that was given
-            check_model_folder(path)
+        if path is None:
+            continue  # a critic without a path of its own starts from the actor that was given
+        check_model_folder(path)
+        limit = position_limit(path)
+        if limit is not None and longest > limit and path != config.reward.reward_model.model.path:
+            raise ConfigError(
+                [
+                    f"data.max_prompt_length {config.data.max_prompt_length} + data.max_response_length "
+                    f"{config.data.max_response_length} = {longest} tokens, but the model in {path!r} has {limit} "
+                    "positions"
+                ]
+            )
 
 
 def check_writable(key: str, folder: str | Path | None) -> None:
