@@ -153,6 +153,7 @@ def test_a_path_without_data_sources_and_a_validation_set(tiny_model_dir: Path, 
         config={
             "training": {"batch_size": 4, "num_steps": 1},
             "rollout": {"max_response_length": 4},
+            "data": {"max_prompt_length": 16},
             "trainer": {"worker_group": "local", "test_freq": 0},
         },
         output_dir=str(tmp_path / "out"),
@@ -194,7 +195,7 @@ def test_data_that_would_fail_in_the_first_step(tiny_model_dir: Path, tmp_path: 
         actor_model=str(tiny_model_dir),
         reward_fn=(lambda prompts, responses: [1.0] * len(responses)) if "column '" in message else row_reward,
         dataset=Items(item),
-        config={"training": {"batch_size": 4}, "trainer": {"worker_group": "local"}},
+        config={"training": {"batch_size": 4}, "data": {"max_prompt_length": 16}, **LOCAL},
         output_dir=str(tmp_path / "out"),
     )
     with pytest.raises(ValueError, match=message):

@@ -40,8 +40,8 @@ def build_rollout(
         )
     if not hasattr(causal_lm, "config"):
         raise ValueError(
-            f"the policy is a {type(causal_lm).__name__}, which generates nothing: rollouts need a causal language model "
-            "of transformers"
+            f"the policy is a {type(causal_lm).__name__}, which generates nothing: rollouts need a causal language "
+            "model of transformers"
         )
     return ROLLOUT_ENGINES[config.name](config, causal_lm, dtype, device, seed)
 
