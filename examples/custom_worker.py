@@ -16,7 +16,7 @@ from verl import DataProto
 from verl.config import PPOConfig
 from verl.models.loading import load_model_tokenizer
 from verl.trainer import RayPPOTrainer
-from verl.trainer.main_ppo import placement, session
+from verl.trainer.launch import placement, running
 from verl.trainer.roles import default_roles
 from verl.trainer.steps import with_tensors
 from verl.worker import Dispatch, Worker, register
@@ -65,12 +65,8 @@ def main(overrides: list[str]) -> dict[str, float]:
     roles = {**default_roles(config), "novelty": NoveltyWorker}
     tokenizer = load_model_tokenizer(config.actor_rollout_ref.model)
     trainer = NoveltyTrainer(config, tokenizer, roles, **placement(config, roles))
-    with session(config):
-        try:
-            trainer.init_workers()
-            return trainer.fit()
-        finally:
-            trainer.shutdown()
+    with running(trainer):
+        return trainer.fit()
 
 
 if __name__ == "__main__":

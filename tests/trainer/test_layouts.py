@@ -91,7 +91,7 @@ def test_a_custom_worker_from_a_trainer_subclass(tiny_run: Callable[..., list[st
     from verl.config.loader import load_config
     from verl.models.loading import load_model_tokenizer
     from verl.trainer.checks import checked
-    from verl.trainer.main_ppo import placement
+    from verl.trainer.launch import placement
     from verl.trainer.roles import default_roles
 
     example = load_example("custom_worker")

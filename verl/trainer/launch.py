@@ -3,8 +3,8 @@
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from torch import nn
@@ -77,6 +77,17 @@ def session(config: RunConfig, address: str | None = None) -> AbstractContextMan
         address=address,
         timeout_s=config.trainer.ray_wait_register_center_timeout,
     )
+
+
+@contextmanager
+def running(trainer: Any, address: str | None = None) -> Iterator[None]:
+    """The trainer's workers with their models, in a Ray session if it needs one; all that was started here ends."""
+    with session(trainer.config, address):
+        try:
+            trainer.init_workers()
+            yield
+        finally:
+            trainer.shutdown()
 
 
 def start_worker_groups(

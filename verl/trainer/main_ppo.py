@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from verl.config import PPOConfig
 from verl.models.loading import load_model_tokenizer
 from verl.trainer.checks import check_models, checked
-from verl.trainer.launch import command_line, exit_with, placement, session
+from verl.trainer.launch import command_line, exit_with, placement, running
 from verl.trainer.ray_ppo import RayPPOTrainer
 from verl.trainer.roles import default_roles
 
@@ -22,12 +22,8 @@ def run(config: PPOConfig) -> dict[str, float]:
     roles = default_roles(config)
     # The trainer reads the data and tells its faults before Ray starts and models load.
     trainer = RayPPOTrainer(config, tokenizer, roles, **placement(config, roles))
-    with session(config):
-        try:
-            trainer.init_workers()
-            return trainer.fit()
-        finally:
-            trainer.shutdown()
+    with running(trainer):
+        return trainer.fit()
 
 
 if __name__ == "__main__":

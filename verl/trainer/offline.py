@@ -25,7 +25,7 @@ from verl.data import build_dataloader
 from verl.models.loading import check_model_folder, load_model_tokenizer
 from verl.protocol import DataProto
 from verl.trainer.checkpoint import Checkpoints
-from verl.trainer.launch import due, load_models, placement, session, shut_down, start_worker_groups
+from verl.trainer.launch import due, load_models, placement, running, shut_down, start_worker_groups
 from verl.trainer.metrics import throughput_metrics
 from verl.trainer.steps import for_workers
 from verl.utils.metrics import Metrics, merge_metrics, metric_values
@@ -270,8 +270,5 @@ def run(trainer_cls: type[OfflineTrainer[Any]], config: OfflineConfig) -> dict[s
     path = trainer.model_config().path
     assert path is not None, "validate_offline() leaves no model without a path"
     check_model_folder(path)
-    with session(config):
-        try:
-            return trainer.init_workers().fit()
-        finally:
-            trainer.shutdown()
+    with running(trainer):
+        return trainer.fit()

@@ -23,7 +23,7 @@ from verl.models.loading import load_causal_lm, load_model_tokenizer
 from verl.rewards import Limits, RewardFunction, RewardManager
 from verl.trainer.callbacks import Callback
 from verl.trainer.checks import check_models, checked
-from verl.trainer.launch import placement, session
+from verl.trainer.launch import placement, running
 from verl.trainer.ray_ppo import RayPPOTrainer
 from verl.trainer.roles import Role, default_roles
 
@@ -135,13 +135,9 @@ class PPOTrainer:
             callbacks=self.callbacks,
         )
         self.trainer = trainer
-        with session(config, self.ray_address):
-            try:
-                trainer.init_workers()
-                metrics = trainer.fit()
-                self._trained = trainer.actor_rollout_wg.get_weights()[0]
-            finally:
-                trainer.shutdown()
+        with running(trainer, self.ray_address):
+            metrics = trainer.fit()
+            self._trained = trainer.actor_rollout_wg.get_weights()[0]
         return metrics
 
     def get_model(self) -> nn.Module:
