@@ -4,6 +4,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -157,3 +158,26 @@ def test_a_column_of_a_name_that_the_run_uses(refuse: Callable[..., None], tmp_p
 def test_sequences_longer_than_the_model_has_positions(refuse: Callable[..., None]) -> None:
     lengths = ("data.max_prompt_length=200", "data.max_response_length=100")
     refuse(r"200 \+ .* 100 = 300 tokens, but the model in .* has 256 positions", *lengths)
+
+
+@pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")
+def test_an_engine_that_is_not_installed(refuse: Callable[..., None]) -> None:
+    refuse("rollout.name=vllm needs vllm, which is not installed: pip install", "actor_rollout_ref.rollout.name=vllm")
+
+
+def test_heads_that_cannot_be_split(refuse: Callable[..., None]) -> None:
+    refuse(
+        r"tensor_model_parallel_size=3: 4 attention heads \(2 key/value heads\) cannot be split over tensor parallel 3",
+        "actor_rollout_ref.rollout.name=auto",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=3",
+        "trainer.n_gpus_per_node=3",
+        "trainer.worker_group=ray",
+        "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+    )
+
+
+def test_a_length_that_does_not_hold_prompt_and_response(refuse: Callable[..., None]) -> None:
+    refuse(
+        r"max_model_len=12: a sequence may take data.max_prompt_length 8 \+ data.max_response_length 5 = 13 tokens",
+        "actor_rollout_ref.rollout.max_model_len=12",
+    )

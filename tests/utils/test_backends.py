@@ -12,7 +12,7 @@ from verl.utils.backends import (
     backends_table,
     communication_backend,
     get_available_backends,
-    install_command,
+    require_backend,
     resolve_device,
     resolve_dtype,
 )
@@ -56,9 +56,16 @@ def test_the_table_has_versions_and_install_commands() -> None:
     assert __version__ in rows["hf"]
     for backend in BACKENDS:
         assert (backend.install in rows[backend.name]) == (not backend.is_available())
-    assert install_command("vllm").startswith("pip install vllm")
 
 
 def test_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "verl.utils.backends"], capture_output=True, text=True, check=True)
     assert done.stdout == backends_table() + "\n" and done.stderr == ""
+
+
+def test_what_is_needed_and_missing() -> None:
+    require_backend("hf", "this test")
+    for backend in BACKENDS:
+        if not backend.is_available():
+            with pytest.raises(ValueError, match=f"x=1 needs {backend.name}, which is not installed: pip install"):
+                require_backend(backend.name, "x=1")

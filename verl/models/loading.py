@@ -5,7 +5,7 @@ import importlib.util
 import json
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,12 +73,31 @@ def check_model_folder(path: str) -> None:
 
 def position_limit(path: str) -> int | None:
     """The longest sequence that the model in a local folder has positions for; None when its config does not say."""
-    config_file = Path(path).expanduser() / "config.json"
-    if is_hub_id(path) or not config_file.is_file():
-        return None
-    config = _read_json(config_file)
+    config = local_config(path)
     limits = [config[key] for key in ("max_position_embeddings", "n_positions") if config.get(key)]
     return min(limits, default=None)
+
+
+def heads_problem(config: Mapping[str, Any], size: int) -> str | None:
+    """Why the attention heads of a model cannot be split over `size` processes; None when they can, or are not named.
+
+    Args:
+        config: what the model's config.json says. Each process takes the same number of heads, and of key/value heads
+            the same number, or several processes share one.
+    """
+    heads = config.get("num_attention_heads") or config.get("n_head")
+    if heads is None:
+        return None
+    key_heads = config.get("num_key_value_heads") or heads
+    if heads % size or (key_heads % size and size % key_heads):
+        return f"{heads} attention heads ({key_heads} key/value heads) cannot be split over tensor parallel {size}"
+    return None
+
+
+def local_config(path: str) -> dict[str, Any]:
+    """The config.json of a local model folder; empty for hub ids and .gguf files."""
+    config_file = Path(path).expanduser() / "config.json"
+    return {} if is_hub_id(path) or not config_file.is_file() else _read_json(config_file)
 
 
 def saved_value_head(path: str) -> Path | None:

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from verl.rollout.base import Completion, RolloutEngine, Sampling
-from verl.rollout.factory import ROLLOUT_ENGINES, build_rollout, check_installed
+from verl.rollout.factory import ROLLOUT_ENGINES, build_rollout
 
 if TYPE_CHECKING:
     from verl.rollout.vllm_engine import vLLMRolloutEngine
@@ -14,7 +14,6 @@ __all__ = [
     "RolloutEngine",
     "Sampling",
     "build_rollout",
-    "check_installed",
     "vLLMRolloutEngine",
 ]
 

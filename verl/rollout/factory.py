@@ -9,20 +9,11 @@ from torch import nn
 
 from verl.config import RolloutConfig
 from verl.rollout.base import RolloutEngine
-from verl.utils.backends import get_available_backends, install_command
+from verl.utils.backends import get_available_backends
 
 logger = logging.getLogger(__name__)
 
 RolloutFactory = Callable[[RolloutConfig, nn.Module, torch.dtype, str, int], RolloutEngine]
-
-
-def check_installed(config: RolloutConfig) -> None:
-    """ValueError with the install command when the engine that `config.name` asks for is not here. Loads nothing."""
-    if config.name == "vllm" and not get_available_backends()["vllm"]:
-        raise ValueError(
-            f"actor_rollout_ref.rollout.name=vllm, but vLLM is not installed: {install_command('vllm')}, "
-            "or use name=hf (or auto)"
-        )
 
 
 def build_rollout(
@@ -60,11 +51,13 @@ def _why_not_vllm(config: RolloutConfig, causal_lm: nn.Module, device: str) -> s
         return "vLLM is not installed"
     from verl.rollout.vllm_setup import unsupported_reason
 
-    return unsupported_reason(causal_lm, device, config.tensor_model_parallel_size)
+    try:
+        return unsupported_reason(causal_lm, device, config.tensor_model_parallel_size)
+    except (ImportError, OSError, RuntimeError) as error:  # such as a build for another torch
+        return f"vLLM is installed but cannot be imported ({type(error).__name__}: {error})"
 
 
 def _vllm(config: RolloutConfig, causal_lm: nn.Module, dtype: torch.dtype, device: str, seed: int) -> RolloutEngine:
-    check_installed(config)
     from verl.rollout.vllm_engine import vLLMRolloutEngine
     from verl.rollout.vllm_setup import VLLMSettings
 

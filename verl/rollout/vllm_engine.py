@@ -21,13 +21,13 @@ from verl.rollout.vllm_setup import (
     VLLMSettings,
     generators_kept,
     model_runner_of,
-    require_vllm,
     start_engine,
     stop_engine,
     unsupported_reason,
     write_config,
 )
 from verl.rollout.vllm_weights import CPUKVCache, repack_tied_heads, weight_errors
+from verl.utils.backends import require_backend
 from verl.utils.seeding import derive_seed
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
@@ -63,7 +63,7 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
         eos_token_ids: Sequence[int] = (),
         weight_names: Collection[str] | None = None,
     ) -> None:
-        require_vllm()
+        require_backend("vllm", "vLLMRolloutEngine")
         from verl.rollout.vllm_sampler import install as install_sampler
 
         self.device = device
@@ -96,7 +96,7 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
 
         Nothing is copied: `update_weights` must bring the weights. ValueError when vLLM does not run such a model.
         """
-        require_vllm()
+        require_backend("vllm", "vLLMRolloutEngine")
         settings = settings or VLLMSettings()
         reason = unsupported_reason(module, device, settings.tensor_parallel_size)
         if reason is not None:

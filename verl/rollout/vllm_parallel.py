@@ -34,14 +34,21 @@ class Replica:
         self.name = names[0]
 
     def unlink_shared_memory(self) -> None:
-        """Take the names of the shared memory away once all have opened it: it then goes with its last process.
+        """Take the names of vLLM's shared memory away once all have opened it: it then goes with its last process.
 
         Under its name it would stay when the processes are killed, which is how Ray ends them.
         """
-        if self.size > 1:
-            dist.barrier()
-            for file in Path("/dev/shm").glob(f"{self.name}-*"):
-                file.unlink(missing_ok=True)
+        if self.size == 1:
+            return
+        from vllm.distributed.parallel_state import get_tp_group
+
+        dist.barrier()
+        for file in Path("/dev/shm").glob(f"{self.name}-*"):
+            file.unlink(missing_ok=True)
+        queue = get_tp_group().mq_broadcaster
+        if queue is not None and queue.buffer.is_creator:
+            queue.buffer.shared_memory.unlink()
+            queue.buffer.is_creator = False  # so that it does not try again at its end
 
     def of_first(self, value: int) -> int:
         """The value of the replica's first process. All processes of the group must ask."""

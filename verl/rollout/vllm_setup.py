@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from verl.models.loading import heads_problem
 from verl.rollout.vllm_parallel import Replica
-from verl.utils.backends import install_command
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -93,23 +92,13 @@ class VLLMSettings:
         }
 
 
-def is_installed() -> bool:
-    return find_spec("vllm") is not None
-
-
-def require_vllm() -> None:
-    """ValueError with the install command when vLLM is missing."""
-    if not is_installed():
-        raise ValueError(f"vLLM is not installed: {install_command('vllm')}, or use rollout.name=hf (or auto)")
-
-
 def unsupported_reason(module: Any, device: str, tensor_parallel_size: int = 1) -> str | None:
     """Why vLLM cannot run a model of the shape of `module`, or None when it can. vLLM must be installed."""
     architecture: str = type(module).__name__
     config: Any = getattr(module, "config", None)
     if not hasattr(config, "save_pretrained"):
         return f"vLLM reads a model's shape from its transformers config, and {architecture} has none"
-    problem = heads_problem(config, tensor_parallel_size)
+    problem = heads_problem(config.get_text_config().to_dict(), tensor_parallel_size)
     if problem is not None:
         return problem
     with process_kept():
@@ -125,17 +114,6 @@ def unsupported_reason(module: Any, device: str, tensor_parallel_size: int = 1) 
             sizes = CPUAttentionBackend.get_supported_head_sizes()
             if size not in sizes:
                 return f"its attention heads have size {size}, and vLLM on a CPU takes {', '.join(map(str, sizes))}"
-    return None
-
-
-def heads_problem(config: Any, tensor_parallel_size: int) -> str | None:
-    """Why attention heads cannot be split over `tensor_parallel_size` processes, or None."""
-    text = config.get_text_config()
-    heads = text.num_attention_heads
-    key_heads = getattr(text, "num_key_value_heads", None) or heads
-    size = tensor_parallel_size
-    if heads % size or (key_heads % size and size % key_heads):
-        return f"{heads} attention heads ({key_heads} key/value heads) cannot be split over tensor parallel {size}"
     return None
 
 

@@ -10,7 +10,8 @@ from verl.algorithms.rollout_correction import check_levels
 from verl.config import PPOConfig
 from verl.config.errors import ConfigError
 from verl.config.validate import resolve, validate
-from verl.models.loading import check_model_folder, position_limit
+from verl.models.loading import check_model_folder, heads_problem, local_config, position_limit
+from verl.utils.backends import require_backend
 
 
 def checked(config: PPOConfig, given: Collection[str] = ()) -> PPOConfig:
@@ -27,6 +28,8 @@ def checked(config: PPOConfig, given: Collection[str] = ()) -> PPOConfig:
     validate(config, needs_critic=estimator.needs_critic, needs_groups=estimator.needs_groups, given=given)
     loss = config.actor_rollout_ref.actor.policy_loss
     get_policy_loss(loss.loss_mode).check_kwargs(loss.loss_kwargs)
+    if config.actor_rollout_ref.rollout.name == "vllm":
+        require_backend("vllm", "actor_rollout_ref.rollout.name=vllm")
     correction = config.algorithm.rollout_correction
     check_levels(correction.rollout_is, correction.rollout_rs, correction.rollout_rs_threshold)
     if estimator.needs_reward_components and config.algorithm.use_kl_in_reward:
@@ -46,6 +49,7 @@ def check_models(config: PPOConfig, given: Collection[str] = ()) -> None:
         models["critic.model.path"] = config.critic.model
     if config.reward.reward_model.enable:
         models["reward.reward_model.model.path"] = config.reward.reward_model.model
+    _check_tensor_parallel(config, given)
     longest = config.data.max_prompt_length + config.data.max_response_length
     for path in dict.fromkeys(model.path for key, model in models.items() if key not in given):
         if path is None:
@@ -60,6 +64,15 @@ def check_models(config: PPOConfig, given: Collection[str] = ()) -> None:
                     "positions"
                 ]
             )
+
+
+def _check_tensor_parallel(config: PPOConfig, given: Collection[str]) -> None:
+    path, size = config.actor_rollout_ref.model.path, config.actor_rollout_ref.rollout.tensor_model_parallel_size
+    if path is None or "actor_rollout_ref.model.path" in given:
+        return
+    problem = heads_problem(local_config(path), size)
+    if problem is not None:
+        raise ConfigError([f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}: {problem} (model {path!r})"])
 
 
 def check_writable(key: str, folder: str | Path | None) -> None:

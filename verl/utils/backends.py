@@ -105,9 +105,11 @@ def get_available_backends() -> dict[str, bool]:
     return available
 
 
-def install_command(name: str) -> str:
-    """How to install the backend `name`."""
-    return next(backend.install for backend in BACKENDS if backend.name == name)
+def require_backend(name: str, wanted_by: str) -> None:
+    """ValueError with the install command when the backend `name` is not here; `wanted_by` says who asks for it."""
+    backend = next(backend for backend in BACKENDS if backend.name == name)
+    if not backend.is_available():
+        raise ValueError(f"{wanted_by} needs {name}, which is not installed: {backend.install}")
 
 
 def backends_table() -> str:

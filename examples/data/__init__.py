@@ -1,0 +1,1 @@
+"""Scripts that write data sets as train and test files."""
