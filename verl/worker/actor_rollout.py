@@ -13,6 +13,7 @@ from torch import nn
 
 from verl.algorithms.preference_losses import loss_arguments
 from verl.config import PPOConfig
+from verl.engine.base import MicroBatching
 from verl.models.wrapper import ModelWrapper
 from verl.protocol import DataProto
 from verl.rollout import build_rollout
@@ -24,7 +25,7 @@ from verl.utils.metrics import Metrics, detach_metrics
 from verl.utils.seeding import derive_seed
 from verl.worker.dispatch import Dispatch, register
 from verl.worker.losses import actor_loss
-from verl.worker.model_worker import ModelSettings, ModelWorker, micro_batching
+from verl.worker.model_worker import ModelSettings, ModelWorker, micro_batching, optimizer_steps
 from verl.worker.preference import preference_objective
 
 
@@ -40,13 +41,13 @@ class ActorRolloutWorker(ModelWorker):
 
     def settings(self) -> ModelSettings:
         policy = self.config.actor_rollout_ref
-        steps = self.config.trainer.total_training_steps
-        mini_batches = -(-self.config.data.train_batch_size // policy.actor.ppo_mini_batch_size)
+        actor, steps = policy.actor, self.config.trainer.total_training_steps
+        batch_size = self.config.data.train_batch_size
         return ModelSettings(
             model=policy.model,
             fsdp=policy.actor.fsdp_config,
             optim=policy.actor.optim,
-            optimizer_steps=None if steps is None else steps * mini_batches * policy.actor.ppo_epochs,
+            optimizer_steps=optimizer_steps(steps, batch_size, actor.ppo_mini_batch_size, actor.ppo_epochs),
         )
 
     def build_module(self) -> ModelWrapper:
@@ -158,6 +159,12 @@ class ActorRolloutWorker(ModelWorker):
             "remove_padding": policy.model.use_remove_padding,
         }
 
+    def _update_micro_batching(self) -> MicroBatching:
+        actor = self.config.actor_rollout_ref.actor
+        return micro_batching(
+            actor.ppo_micro_batch_size_per_gpu, actor.use_dynamic_bsz, actor.ppo_max_token_len_per_gpu
+        )
+
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_actor(self, batch: DataProto) -> Metrics:
         """Train on the mini-batches of a step; see `verl.worker.losses.actor_loss`."""
@@ -168,9 +175,7 @@ class ActorRolloutWorker(ModelWorker):
             actor_loss(config, config.loss_scale_factor),
             agg_mode=config.loss_agg_mode,
             epochs=config.ppo_epochs,
-            micro=micro_batching(
-                config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu
-            ),
+            micro=self._update_micro_batching(),
             prefix="actor",
             **self._policy_kwargs(compute_entropy=bool(config.entropy_coeff)),
         )
@@ -187,9 +192,7 @@ class ActorRolloutWorker(ModelWorker):
             batch,
             preference_objective(preference.loss, loss_arguments(preference), "actor", model_kwargs),
             epochs=config.ppo_epochs,
-            micro=micro_batching(
-                config.ppo_micro_batch_size_per_gpu, config.use_dynamic_bsz, config.ppo_max_token_len_per_gpu
-            ),
+            micro=self._update_micro_batching(),
             prefix="actor",
             **model_kwargs,
         )
@@ -200,8 +203,9 @@ class ActorRolloutWorker(ModelWorker):
     def get_weights(self) -> dict[str, torch.Tensor]:
         """The policy's full weights on the CPU under their Hugging Face names; empty on all processes but the first."""
         with self.engine_in_use() as engine:
-            weights = ((name, tensor.detach().cpu().clone()) for name, tensor in engine.named_weights())
-            return {name: tensor for name, tensor in weights if self.rank == 0}
+            # All processes gather each weight; only the first one keeps a copy.
+            weights = engine.named_weights()
+            return {name: tensor.detach().cpu().clone() for name, tensor in weights if self.rank == 0}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, path: str) -> None:

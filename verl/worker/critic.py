@@ -3,13 +3,14 @@
 from torch import nn
 
 from verl.config import PPOConfig
+from verl.engine.base import MicroBatching
 from verl.models.value import ValueModel
 from verl.models.wrapper import ModelWrapper
 from verl.protocol import DataProto
 from verl.utils.metrics import Metrics
 from verl.worker.dispatch import Dispatch, register
 from verl.worker.losses import critic_loss
-from verl.worker.model_worker import ModelSettings, ModelWorker, micro_batching
+from verl.worker.model_worker import ModelSettings, ModelWorker, micro_batching, optimizer_steps
 
 
 class CriticWorker(ModelWorker):
@@ -24,12 +25,12 @@ class CriticWorker(ModelWorker):
         critic = self.config.critic
         assert critic.ppo_mini_batch_size is not None and critic.ppo_epochs is not None
         steps = self.config.trainer.total_training_steps
-        mini_batches = -(-self.config.data.train_batch_size // critic.ppo_mini_batch_size)
+        batch_size = self.config.data.train_batch_size
         return ModelSettings(
             model=critic.model,
             fsdp=critic.fsdp,
             optim=critic.optim,
-            optimizer_steps=None if steps is None else steps * mini_batches * critic.ppo_epochs,
+            optimizer_steps=optimizer_steps(steps, batch_size, critic.ppo_mini_batch_size, critic.ppo_epochs),
         )
 
     def build_module(self) -> ModelWrapper:
@@ -38,14 +39,17 @@ class CriticWorker(ModelWorker):
             return ValueModel.load(self.settings().model, self.master_dtype())
         return ValueModel(getattr(given, "base_model", given))  # a language model's, without its output layer
 
+    def _micro_batching(self) -> MicroBatching:
+        critic = self.config.critic
+        return micro_batching(
+            critic.ppo_micro_batch_size_per_gpu, critic.use_dynamic_bsz, critic.ppo_max_token_len_per_gpu
+        )
+
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_values(self, batch: DataProto) -> DataProto:
         """`values` [B, R]: the value before each response token is sampled."""
         critic = self.config.critic
-        micro = micro_batching(
-            critic.ppo_micro_batch_size_per_gpu, critic.use_dynamic_bsz, critic.ppo_max_token_len_per_gpu
-        )
-        outputs = self.forward_rows(batch, micro, remove_padding=critic.model.use_remove_padding)
+        outputs = self.forward_rows(batch, self._micro_batching(), remove_padding=critic.model.use_remove_padding)
         return DataProto.from_dict({"values": outputs["values"]})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
@@ -59,9 +63,7 @@ class CriticWorker(ModelWorker):
             critic_loss(critic, max_length),
             agg_mode=critic.loss_agg_mode,
             epochs=critic.ppo_epochs,
-            micro=micro_batching(
-                critic.ppo_micro_batch_size_per_gpu, critic.use_dynamic_bsz, critic.ppo_max_token_len_per_gpu
-            ),
+            micro=self._micro_batching(),
             prefix="critic",
             remove_padding=critic.model.use_remove_padding,
         )

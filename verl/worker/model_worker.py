@@ -195,6 +195,11 @@ def micro_batching(rows: int | None, use_tokens: bool | None, max_tokens: int | 
     return MicroBatching(max_tokens=max_tokens) if use_tokens else MicroBatching(rows=rows)
 
 
+def optimizer_steps(training_steps: int | None, batch_size: int, mini_batch_size: int, epochs: int) -> int | None:
+    """Optimizer steps of a whole run, for the learning-rate schedule; None when the number of steps is open."""
+    return None if training_steps is None else training_steps * -(-batch_size // mini_batch_size) * epochs
+
+
 def _step_metrics(prefix: str, step: dict[str, float]) -> Metrics:
     skipped = step["skipped"]
     metrics: Metrics = {

@@ -31,7 +31,7 @@ from verl.models.wrapper import ModelWrapper
 from verl.utils.distributed import all_reduce_sum
 from verl.utils.metrics import Metrics
 from verl.worker.dispatch import Dispatch, register
-from verl.worker.model_worker import ModelSettings, micro_batching
+from verl.worker.model_worker import ModelSettings, micro_batching, optimizer_steps
 from verl.worker.objective import Objective
 from verl.worker.offline import OfflineWorker, named, valid_pairs
 from verl.worker.reference import ReferencePolicyWorker
@@ -49,13 +49,13 @@ class PreferenceWorker(OfflineWorker):
 
     def settings(self) -> ModelSettings:
         policy, steps = self.config.actor_rollout_ref, self.config.trainer.total_training_steps
-        assert policy.actor.ppo_mini_batch_size is not None
-        mini_batches = -(-self.config.data.train_batch_size // policy.actor.ppo_mini_batch_size)
+        actor, batch_size = policy.actor, self.config.data.train_batch_size
+        assert actor.ppo_mini_batch_size is not None
         return ModelSettings(
             model=policy.model,
             fsdp=policy.actor.fsdp_config,
             optim=policy.actor.optim,
-            optimizer_steps=None if steps is None else steps * mini_batches * policy.actor.ppo_epochs,
+            optimizer_steps=optimizer_steps(steps, batch_size, actor.ppo_mini_batch_size, actor.ppo_epochs),
         )
 
     def build_module(self) -> ModelWrapper:
