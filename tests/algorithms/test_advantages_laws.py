@@ -155,6 +155,18 @@ def test_equal_rewards_and_groups_of_one_give_exactly_zero(name, score):
         assert result.metrics["groups_of_one"] == sum(ids.count(i) == 1 for i in ids)
 
 
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(GROUPED)))
+@pytest.mark.parametrize("score", [0.0, 0.1, -3.3, 1e6])
+def test_equal_rewards_give_exactly_zero_also_without_groups(name, score):
+    """Rows of several lengths, with holes; the critic's guess is the same everywhere, as is the greedy score."""
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 1], [1, 0, 0]])
+    rewards = torch.zeros(4, 3)
+    rewards[range(4), [2, 1, 2, 0]] = score
+    batch = AdvantageInputs(rewards, mask, values=torch.full((4, 3), 0.5), baseline_scores=torch.full((4,), score))
+    advantages = ADVANTAGE_ESTIMATORS[name](batch, AlgorithmConfig(gamma=1.0, lam=1.0)).advantages
+    assert advantages.abs().max() == 0
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_single_row_and_an_empty_one(name):
     one = random_batch(5, rows=1)

@@ -109,13 +109,38 @@ def test_gradients_by_finite_differences(name, mode):
     assert torch.autograd.gradcheck(loss, inputs.log_probs)
 
 
-def test_cispo_descends_the_clipped_weight_times_the_score():
+def cispo_at(inputs):
+    """The function that cispo descends at `inputs`: what it stops stands still."""
+    weight = (inputs.log_probs - inputs.old_log_probs).exp().clamp(0.8, 1.2).detach()
+    return lambda log_probs: -weight * inputs.advantages * log_probs
+
+
+def gspo_at(inputs):
+    """The same for gspo: the ratio s of a response moves with each of its tokens alone."""
+    start = inputs.log_probs.detach().clone()
+    log_ratio = (start - inputs.old_log_probs) * inputs.response_mask
+    sequence = log_ratio.sum(-1, keepdim=True) / inputs.response_mask.sum(-1, keepdim=True).clamp(min=1)
+
+    def loss(log_probs):
+        ratio = (sequence + log_probs - start).exp()
+        return torch.maximum(-inputs.advantages * ratio, -inputs.advantages * ratio.clamp(0.8, 1.2))
+
+    return loss
+
+
+@pytest.mark.parametrize(("name", "frozen_at"), [("cispo", cispo_at), ("gspo", gspo_at)])
+def test_gradients_with_a_stop_by_finite_differences(name, frozen_at):
     inputs = random_inputs(2)
-    config = ActorConfig()
-    ratio = (inputs.log_probs - inputs.old_log_probs).exp().clamp(0.8, 1.2).detach()
-    expected = -ratio * inputs.advantages * inputs.weights * inputs.response_mask
-    (gradient,) = torch.autograd.grad(POLICY_LOSSES["cispo"](inputs, config)[0], inputs.log_probs)
+    token_loss = frozen_at(inputs)
+
+    def frozen(log_probs):
+        return (token_loss(log_probs) * inputs.weights * inputs.response_mask).sum()
+
+    assert torch.autograd.gradcheck(frozen, inputs.log_probs)
+    (expected,) = torch.autograd.grad(frozen(inputs.log_probs), inputs.log_probs)
+    loss, gradient, _ = run(name, [inputs], inputs.log_probs)
     torch.testing.assert_close(gradient, expected)
+    torch.testing.assert_close(loss, frozen(inputs.log_probs).detach())
 
 
 def test_gspo_is_the_sequence_form_where_a_response_has_one_advantage_and_weight():

@@ -105,6 +105,7 @@ def test_c2_kto():
     assert both.item() == pytest.approx(2 * 0.450166 + 3 * 0.475021, abs=1e-5)
     found = metric_values(metrics)
     assert found["rewards/chosen"] == pytest.approx(0.2) and found["rewards/rejected"] == pytest.approx(-0.1)
+    assert found["rewards/margins"] == pytest.approx(0.3)
     assert found["rewards/accuracies"] == 1 and found["kl_point"] == 0
 
 
@@ -187,19 +188,82 @@ def test_parts_order_and_rows_without_tokens_change_nothing(name, seed, count):
     assert expected[1][~valid].abs().sum() == 0
 
 
-@pytest.mark.parametrize("name", sorted(PREFERENCE_LOSSES))
-def test_gradients_by_finite_differences(name):
+LEAVES = [
+    ("log_probs" if name == "kto" else leaf, name) for name in PREFERENCE_LOSSES for leaf in ("chosen", "rejected")
+]
+
+
+@pytest.mark.parametrize(("leaf", "name"), sorted(set(LEAVES)))
+def test_gradients_by_finite_differences(leaf, name):
     inputs = random_inputs(name, 0)
-    field = "log_probs" if name == "kto" else "chosen"
     assert torch.autograd.gradcheck(
-        lambda x: PREFERENCE_LOSSES[name](dataclasses.replace(inputs, **{field: x}))[0], leaf_of(inputs)
+        lambda x: PREFERENCE_LOSSES[name](dataclasses.replace(inputs, **{leaf: x}))[0],
+        getattr(inputs, leaf).detach().requires_grad_(),
     )
+
+
+@pytest.mark.parametrize("name", sorted(PREFERENCE_LOSSES))
+def test_the_reference_gets_no_gradient(name):
+    inputs = random_inputs(name, 0)
+    field = "ref_log_probs" if name == "kto" else "ref_chosen"
+    reference = getattr(inputs, field).clone().requires_grad_()
+    PREFERENCE_LOSSES[name](dataclasses.replace(inputs, **{field: reference}))[0].backward()
+    assert reference.grad is None
+
+
+@pytest.mark.parametrize("name", sorted(PREFERENCE_LOSSES))
+def test_half_precision_gives_what_float32_gives(name):
+    inputs = random_inputs(name, 3, count=6)
+
+    def run(dtype):
+        cast = change(inputs, lambda t: t.detach().bfloat16().to(dtype) if t.is_floating_point() else t)
+        leaf_of(cast).requires_grad_()
+        loss, metrics = PREFERENCE_LOSSES[name](cast)
+        loss.backward()
+        return loss, leaf_of(cast).grad.float(), metric_values(metrics)
+
+    found, expected = run(torch.bfloat16), run(torch.float32)
+    assert found[0].dtype == torch.float32
+    torch.testing.assert_close(found[0], expected[0])
+    torch.testing.assert_close(found[1], expected[1], rtol=1e-2, atol=1e-2)
+    assert found[2] == pytest.approx(expected[2], nan_ok=True)
 
 
 def test_gradients_of_the_score_loss_by_finite_differences():
     scores = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     valid = torch.tensor([True, False, True])
     assert torch.autograd.gradcheck(lambda s: bradley_terry(s[0], s[1], valid, 0.3)[0], scores)
+
+
+@given(seed=st.integers(0, 2**16), count=st.integers(1, 6))
+@settings(max_examples=30, deadline=None)
+def test_score_loss_parts_order_and_garbage_change_nothing(seed, count):
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(2, count, generator=generator, dtype=torch.float64).requires_grad_()
+    valid, order = torch.rand(count, generator=generator) < 0.7, torch.randperm(count, generator=generator)
+
+    def run(pieces, chosen, rejected):
+        results = [bradley_terry(chosen[piece], rejected[piece], valid[piece], 0.3) for piece in pieces]
+        total = sum(loss for loss, _ in results)
+        (gradient,) = torch.autograd.grad(total, scores)
+        return total.detach(), gradient, metric_values(merge_metrics(metrics for _, metrics in results))
+
+    expected = run([torch.arange(count)], *scores)
+    garbage = [torch.where(valid, half, float("nan")) for half in scores]
+    for found in (run([order], *scores), run(torch.arange(count)[:, None], *scores), run([order], *garbage)):
+        torch.testing.assert_close(found[:2], expected[:2])
+        assert found[2] == pytest.approx(expected[2], nan_ok=True)
+    assert expected[1][:, ~valid].abs().sum() == 0
+
+
+def test_score_loss_in_half_precision_gives_what_float32_gives():
+    chosen, rejected = torch.tensor([[2.0, 0.3], [0.5, 0.7]]).bfloat16()
+    valid = torch.tensor([True, True])
+    found, expected = (
+        bradley_terry(chosen, rejected, valid)[0],
+        bradley_terry(chosen.float(), rejected.float(), valid)[0],
+    )
+    assert found.dtype == torch.float32 and found == expected
 
 
 @pytest.mark.parametrize("name", sorted(PREFERENCE_LOSSES))

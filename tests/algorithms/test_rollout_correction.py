@@ -143,6 +143,17 @@ def test_masks_order_and_padding(seed, weights, rejection, normalize):
         assert found.metrics == pytest.approx(expected.metrics, nan_ok=True)
 
 
+def test_half_precision_gives_what_float32_gives():
+    train, rollout = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+    settings_ = dict(rollout_is="sequence", rollout_rs="token_k1", rollout_rs_threshold="0.2_4")
+    found, expected = (
+        rollout_correction(train.to(dtype), rollout.to(dtype), torch.ones(3, 4), **settings_)
+        for dtype in (torch.bfloat16, torch.float32)
+    )
+    assert torch.equal(found.weights, expected.weights) and found.metrics == expected.metrics
+    assert torch.equal(found.response_mask, expected.response_mask)
+
+
 def test_nothing_valid_is_no_error():
     result = correct(
         [[1.0, 2.0]], [[0, 0]], rollout_is="token", rollout_rs="seq_sum_k1", rollout_is_batch_normalize=True

@@ -30,6 +30,28 @@ def test_another_estimator_is_a_contradiction() -> None:
         load_config(["algorithm.name=grpo", "algorithm.adv_estimator=gae"])
 
 
+def test_another_ranking_is_a_contradiction() -> None:
+    for name in ("dpo", "grpo"):
+        with pytest.raises(ConfigError, match=f"name={name} means algorithm.preference.loss=.*, but .*=ipo is set too"):
+            load_config([f"algorithm.name={name}", "algorithm.preference.loss=ipo"])
+    config = load_config(["algorithm.name=dpo", "algorithm.preference.loss=dpo", "algorithm.adv_estimator=grpo"])
+    assert config.algorithm.preference.loss == "dpo"
+
+
+def test_a_short_name_and_its_critic() -> None:
+    """What `algorithm.name` says about critic and samples is checked with the needs of its estimator."""
+    from verl.trainer.checks import checked
+
+    keys = ["actor_rollout_ref.model.path=/m", "data.train_files=x", "trainer.test_freq=-1"]
+    assert checked(load_config([*keys, "algorithm.name=ppo"])).critic.enable is True
+    grpo = [*keys, "algorithm.name=grpo", "actor_rollout_ref.rollout.n=4"]
+    assert checked(load_config(grpo)).critic.enable is False
+    with pytest.raises(ConfigError, match="critic.enable=True, but algorithm.adv_estimator=grpo uses no values"):
+        checked(load_config([*grpo, "critic.enable=true"]))
+    with pytest.raises(ConfigError, match="compares the samples of a prompt .*n=1: every advantage would be 0"):
+        checked(load_config([*grpo, "actor_rollout_ref.rollout.n=1"]))
+
+
 def test_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(ConfigError, match="algorithm.name=gppo: expected one of ppo, grpo"):
         load_config(["algorithm.name=gppo"])

@@ -15,7 +15,7 @@ from torch.nn.functional import logsigmoid
 from verl.algorithms.masked import keep_valid, masked_sum, promote
 from verl.algorithms.registry import add_entry, check_keywords, find_entry
 from verl.config import PreferenceLossConfig
-from verl.utils.metrics import Mean, Metrics
+from verl.utils.metrics import Difference, Mean, Metrics
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,16 @@ class PreferencePairs:
         """
         if self.ref_chosen is None or self.ref_rejected is None:
             raise ValueError("this loss compares with a reference policy: ref_chosen and ref_rejected are missing")
-        valid = self.valid()
-        return keep_valid(self.chosen - self.ref_chosen, valid), keep_valid(self.rejected - self.ref_rejected, valid)
+        return self._log_ratio(self.chosen, self.ref_chosen), self._log_ratio(self.rejected, self.ref_rejected)
+
+    def _log_ratio(self, log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
+        return keep_valid(promote(log_probs) - promote(ref_log_probs).detach(), self.valid())
+
+    def mean_log_probs(self) -> tuple[Tensor, Tensor]:
+        """(chosen, rejected) [N] each: log p per token, 0 for pairs that do not count."""
+        chosen = promote(self.chosen) / self.chosen_lengths.clamp(min=1)
+        rejected = promote(self.rejected) / self.rejected_lengths.clamp(min=1)
+        return keep_valid(chosen, self.valid()), keep_valid(rejected, self.valid())
 
 
 @dataclass(frozen=True)
@@ -235,8 +243,7 @@ def simpo(pairs: PreferencePairs, *, beta: float = 2.0, gamma: float = 1.0) -> t
     """
     _check_beta(beta)
     valid = pairs.valid()
-    chosen = beta * keep_valid(pairs.chosen / pairs.chosen_lengths.clamp(min=1), valid)
-    rejected = beta * keep_valid(pairs.rejected / pairs.rejected_lengths.clamp(min=1), valid)
+    chosen, rejected = (beta * mean for mean in pairs.mean_log_probs())
     return masked_sum(-logsigmoid(chosen - rejected - gamma), valid), _pair_metrics(chosen, rejected, valid)
 
 
@@ -278,7 +285,7 @@ def kto(
 
     Returns:
         (sum, metrics): `rewards/chosen` and `rewards/rejected` (beta h of desirable and undesirable responses),
-        `rewards/accuracies` (h above z if and only if desirable), `kl_point`.
+        `rewards/margins` (of these two means), `rewards/accuracies` (h above z if and only if desirable), `kl_point`.
     """
     _check_beta(beta)
     valid, desirable = responses.valid(), responses.labels.bool()
@@ -289,9 +296,11 @@ def kto(
     # 1 - sigmoid(x) loses all digits for large x, sigmoid(-x) none.
     loss = masked_sum(weight * torch.sigmoid(-beta * signed), valid)
     reward = beta * log_ratio.detach()
+    chosen, rejected = _mean(reward, valid & desirable), _mean(reward, valid & ~desirable)
     return loss, {
-        "rewards/chosen": _mean(reward, valid & desirable),
-        "rewards/rejected": _mean(reward, valid & ~desirable),
+        "rewards/chosen": chosen,
+        "rewards/rejected": rejected,
+        "rewards/margins": Difference(chosen, rejected),
         "rewards/accuracies": _mean((signed.detach() > 0).float(), valid),
         "kl_point": Mean(responses.kl_point.detach() * responses.count(), responses.count()),
     }

@@ -172,6 +172,8 @@ def _differences(log_ratio: Tensor, mask: Tensor) -> dict[str, float]:
 
 
 def _effective_sample_size(weights: Tensor, kept: Tensor, level: str) -> float:
-    """(sum w)^2 / (n sum w^2) over the kept tokens, or over the responses with one; NaN when there is none."""
+    """(sum w)^2 / (n sum w^2) over the kept tokens, or over the responses with one; 0 when there is none."""
     samples = weights[kept] if level == "token" else weights.amax(-1)[kept.any(-1)]
+    if not samples.numel():
+        return 0.0
     return float(samples.sum() ** 2 / (samples.numel() * (samples**2).sum()))

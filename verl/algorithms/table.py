@@ -13,6 +13,7 @@ from verl.algorithms.kl import KL_KINDS
 from verl.algorithms.policy_losses import POLICY_LOSSES
 from verl.algorithms.preference_losses import PREFERENCE_LOSSES, LabelledResponses
 from verl.algorithms.registry import keywords
+from verl.config.presets import PRESETS
 
 _HEAD = """# Algorithms
 
@@ -70,6 +71,10 @@ def markdown() -> str:
     """The whole of docs/algorithms.md."""
     parts = [
         _HEAD,
+        "## Short names: `algorithm.name`",
+        "A short name sets the keys of its paper together; one that you set as well keeps your value. Here they are\n"
+        "written without `algorithm.` and `actor_rollout_ref.`. Whether there is a critic follows from the estimator.",
+        _preset_table(),
         "## Advantage estimators: `algorithm.adv_estimator`",
         _table(adv_estimator_rows(), "Needs"),
         "## Policy losses: `actor_rollout_ref.actor.policy_loss.loss_mode`",
@@ -85,6 +90,18 @@ def markdown() -> str:
         "  `verl.algorithms.kl.kl_estimate`; `+` keeps the value and takes the gradient of k2).",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _preset_table() -> str:
+    """A Markdown table of `algorithm.name` and what it sets."""
+    lines = ["| Name | Sets |", "| --- | --- |"]
+    for name, keys in PRESETS.items():
+        settings = (
+            f"`{key.removeprefix('algorithm.').removeprefix('actor_rollout_ref.')}={value}`"
+            for key, value in keys.items()
+        )
+        lines.append(f"| `{name}` | {_listed(settings)} |")
+    return "\n".join(lines)
 
 
 def _table(rows: Iterable[Row], *extra: str) -> str:

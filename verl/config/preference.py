@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from verl.config.actor_rollout_ref import RefConfig
+from verl.config.actor_rollout_ref import PolicyTrainingConfig, RefConfig
 from verl.config.keys import key
-from verl.config.model import FSDPConfig, ModelConfig, OptimConfig
+from verl.config.model import ModelConfig
 from verl.config.offline import PreferenceDataConfig
 from verl.config.trainer import BaseTrainerConfig
 
@@ -31,22 +31,9 @@ class PreferenceAlgorithmConfig(PreferenceLossConfig):
 
 
 @dataclass
-class PreferenceActorConfig:
-    ppo_mini_batch_size: int | None = key(None, "rows per optimizer step; null means data.train_batch_size")
-    ppo_micro_batch_size_per_gpu: int | None = key(
-        None, "rows (pairs count once) per forward and backward pass of one process; null takes all at once"
-    )
-    use_dynamic_bsz: bool = key(False, "cut micro-batches by tokens (of both answers) instead of by rows")
-    ppo_max_token_len_per_gpu: int = key(16384, "tokens per micro-batch of one process, with use_dynamic_bsz")
-    ppo_epochs: int = key(1, "passes over the rows of a step")
-    optim: OptimConfig = key(OptimConfig, "the policy's optimizer")
-    fsdp_config: FSDPConfig = key(FSDPConfig, "how the policy is sharded")
-
-
-@dataclass
 class PreferencePolicyConfig:
     model: ModelConfig = key(ModelConfig, "the policy's model, and the reference's")
-    actor: PreferenceActorConfig = key(PreferenceActorConfig, "training of the policy")
+    actor: PolicyTrainingConfig = key(PolicyTrainingConfig, "training of the policy")
     ref: RefConfig = key(RefConfig, "the frozen reference policy")
 
 

@@ -1,11 +1,14 @@
 """Short names of algorithms: `algorithm.name` sets estimator, loss and KL route to what the paper has.
 
-A key that the user sets as well keeps the user's value, but for the estimator: another one is another algorithm.
+A key that the user sets as well keeps the user's value, but for those that say what is learnt (`IDENTITY`): with
+another value there, it is another algorithm.
 """
 
 from typing import Any
 
 ESTIMATOR = "algorithm.adv_estimator"
+RANKING = "algorithm.preference.loss"
+IDENTITY = (ESTIMATOR, RANKING)
 
 _LOSS = "actor_rollout_ref.actor.policy_loss.loss_mode"
 _AGG = "actor_rollout_ref.actor.loss_agg_mode"
@@ -37,12 +40,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "reinforce_plus_plus_baseline": {ESTIMATOR: "reinforce_plus_plus_baseline", **_KL_LOSS},
     "remax": {ESTIMATOR: "remax", **_KL_IN_REWARD},
     "opo": {ESTIMATOR: "opo", **_NO_KL},
+    "grpo_passk": {ESTIMATOR: "grpo_passk", **_NO_KL},
+    "gdpo": {ESTIMATOR: "gdpo", **_NO_KL},
     "gpg": {ESTIMATOR: "gpg", _LOSS: "gpg", **_NO_KL},
     # Samples are ranked within their prompt: no critic, no KL besides the reference in the loss.
-    **{
-        name: {ESTIMATOR: "grpo", "algorithm.preference.loss": name, **_NO_KL}
-        for name in ("dpo", "ipo", "simpo", "kto")
-    },
+    **{name: {ESTIMATOR: "grpo", RANKING: name, **_NO_KL} for name in ("dpo", "ipo", "simpo", "kto")},
 }
 
 
@@ -50,10 +52,9 @@ def preset_problems(name: str, chosen: dict[str, Any]) -> list[str]:
     """What is wrong with `algorithm.name=name` beside the keys that the user set (`chosen`, by full path)."""
     if name not in PRESETS:
         return [f"algorithm.name={name}: expected one of {', '.join(PRESETS)}"]
-    meant = PRESETS[name][ESTIMATOR]
-    if chosen.get(ESTIMATOR, meant) != meant:
-        return [
-            f"algorithm.name={name} means {ESTIMATOR}={meant}, but {ESTIMATOR}={chosen[ESTIMATOR]} is set too: "
-            "leave one of them out"
-        ]
-    return []
+    return [
+        f"algorithm.name={name} means {key}={PRESETS[name].get(key, 'null')}, but {key}={chosen[key]} is set too: "
+        "leave one of them out"
+        for key in IDENTITY
+        if key in chosen and chosen[key] != PRESETS[name].get(key)
+    ]

@@ -22,7 +22,7 @@ from verl.utils.metrics import Metrics
 def cispo(inputs: PolicyLossInputs, config: ActorConfig) -> tuple[Tensor, Metrics]:
     """L = -stop(clip(r, 1 - clip_ratio_low, 1 + clip_ratio_high)) A log p: weights are clipped, gradients are not.
 
-    MiniMax, arXiv:2506.13585, equations 4 and 5. The paper sets no lower bound: clip_ratio_low=1.
+    MiniMax, arXiv:2506.13585. The paper sets no lower bound: clip_ratio_low=1.
 
     Returns:
         (sum, metrics): `pg_clipfrac` (weights cut at the upper bound), `pg_clipfrac_lower` (raised to the lower one),
