@@ -37,6 +37,18 @@ def test_rows_come_back_as_written(tmp_path: Path, name: str) -> None:
     assert [again[0], again[1]] == ROWS
 
 
+@pytest.mark.parametrize("name", ["A.PARQUET", "A.Json", "A.JSONL"])
+def test_the_case_of_an_extension_means_nothing(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name.lower(), ROWS).rename(tmp_path / name)
+    assert open_rows(tmp_path / name)[1] == ROWS[1]
+    assert open_rows(_tabs(tmp_path / "B.TSV"))[0] == {"prompt": "x", "n": "1"}
+
+
+def _tabs(path: Path) -> Path:
+    path.write_text("prompt\tn\nx\t1\n")
+    return path
+
+
 def test_arrow_stream(tmp_path: Path) -> None:
     table = pa.Table.from_pylist(ROWS)
     with pa.ipc.new_stream(tmp_path / "a.arrow", table.schema) as writer:

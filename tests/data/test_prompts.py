@@ -75,6 +75,12 @@ def test_control_tokens_in_a_message_are_plain_text(tiny_tokenizer: Any) -> None
     assert ids[: plain.index(IM_END)] == plain[: plain.index(IM_END)]
 
 
+def test_private_characters_in_a_message_are_no_marks(tiny_tokenizer: Any) -> None:
+    """Those that stand for control tokens while the template is filled in."""
+    text = tiny_tokenizer.decode(PromptEncoder(tiny_tokenizer)(chat("a\ue0000\ue001b\ue00099\ue001")))
+    assert text == "<|im_start|>user\na<unk>0<unk>b<unk>99<unk><|im_end|>\n<|im_start|>assistant\n"
+
+
 def test_control_tokens_in_a_string_are_control_tokens(tiny_tokenizer: Any) -> None:
     """A string is raw: whoever writes one may write the template out."""
     assert PromptEncoder(tiny_tokenizer)("<|im_start|>a<|im_end|>")[::2] == [IM_START, IM_END]

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from verl.config import DataConfig
 from verl.config.data import SamplerConfig
 from verl.data import build_dataloader
-from verl.data.sampler import CurriculumSampler, LengthSampler, MixedSampler, TokenBatchSampler, make_sampler
+from verl.data.sampler import (
+    CurriculumSampler,
+    LengthSampler,
+    MixedSampler,
+    TokenBatchSampler,
+    make_sampler,
+    pack,
+    pack_by_length,
+)
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=80).map(np.array)
 
@@ -35,7 +43,10 @@ def test_token_batches_hold_each_row_once_and_no_more_than_they_may(
 ) -> None:
     batches = TokenBatchSampler(lengths, max_tokens, 1, shuffle, stretch=16).order(epoch)
     assert Counter(row for batch in batches for row in batch) == Counter(range(len(lengths)))
-    assert all(len(batch) * max(lengths[batch]) <= max_tokens for batch in batches)
+    for batch in batches:
+        cells = len(batch) * max(lengths[batch])
+        assert cells <= max_tokens
+        assert not shuffle or cells - sum(lengths[batch]) <= max_tokens / 8
 
 
 def test_token_batches_in_order() -> None:
@@ -43,6 +54,13 @@ def test_token_batches_in_order() -> None:
     assert TokenBatchSampler(lengths, 6, 0, shuffle=False).order(0).tolist() == [[0, 1], [2, 3], [4], [5]]
     with pytest.raises(ValueError, match="row 4 has 5 tokens, more than a batch of 4 tokens holds"):
         TokenBatchSampler(lengths, 4, 0)
+
+
+def test_a_long_row_does_not_pad_short_ones() -> None:
+    """8 rows of 1, 2 of 4 and one of 8; of 40 cells at most 5 may be padding."""
+    lengths = np.array([1, 1, 1, 1, 1, 1, 1, 1, 4, 4, 8])
+    assert pack(np.arange(11), lengths, 40) == [[0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [10]]
+    assert pack_by_length(np.arange(11), lengths, 40) == [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9], [10]]
 
 
 def test_batches_by_length_are_tight_and_at_random() -> None:
@@ -138,6 +156,16 @@ def test_the_order_depends_on_no_workers_and_survives_a_restart(sampler: Sampler
     second = loader(workers)
     second.load_state_dict(state)
     assert head + seen(second) + seen(second) == expected
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.name)
+def test_an_epoch_of_the_loader_is_each_row_once(sampler: SamplerConfig, workers: int) -> None:
+    """24 rows in batches of 4, so that none is left over."""
+    config = DataConfig(dataloader_num_workers=workers, sampler=sampler)
+    loader = build_dataloader(Rows(24), config, train=True, batch_size=4, seed=3)
+    for _ in range(2 if workers == 0 else 1):
+        assert sorted(row for batch in loader for row in batch["x"].flatten().tolist()) == list(range(24))
 
 
 def test_a_sampler_of_ones_own(tmp_path: Path) -> None:

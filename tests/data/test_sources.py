@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +139,25 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path, name: str, conte
         open_rows(tmp_path / name, ["prompt"])
 
 
-def test_one_very_long_line(tmp_path: Path) -> None:
+def test_a_line_of_100_megabytes(tmp_path: Path) -> None:
+    """It is read with less than 1 GiB of memory in all (360 MiB when this was written)."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "' + "x" * 100_000_000 + '"}\n{"prompt": "y"}\n')
+    code = (
+        "from verl.data.files import open_rows\n"
+        f"rows = open_rows({str(path)!r}, ['prompt'])\n"
+        "print(len(rows), len(rows[0]['prompt']), rows[1]['prompt'])\n"
+        "status = open('/proc/self/status').read()\n"  # ru_maxrss would begin with what this process has
+        "print(status.partition('VmHWM:')[2].split()[0])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    path.unlink()  # pytest would keep it for three runs
+    found, kibibytes = done.stdout.splitlines()
+    assert found == "2 100000000 y"
+    assert int(kibibytes) < 1 << 20
+
+
+def test_one_long_line_of_each_kind(tmp_path: Path) -> None:
     text = "x" * 8_000_000
     for name, content in (("a.jsonl", f'{{"prompt": "{text}"}}\n'), ("a.csv", f"prompt\n{text}\n"), ("a.txt", text)):
         (tmp_path / name).write_text(content)

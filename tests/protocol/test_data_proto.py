@@ -7,7 +7,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from verl.protocol import DataProto, DataProtoItem, pad_dataproto_to_divisor, unpad_dataproto
+from verl.protocol import DataProto, DataProtoItem, align, pad_dataproto_to_divisor, unpad_dataproto
 
 Same = Callable[..., None]
 
@@ -419,6 +419,29 @@ def test_padding_errors() -> None:
         with pytest.raises(ValueError, match=f"cannot drop {pad_size} of 4 rows"):
             unpad_dataproto(data, pad_size)
     assert pad_dataproto_to_divisor(DataProto(meta_info={"a": 1}), 4)[1] == 0
+
+
+def test_batches_of_several_prompt_widths_and_columns_are_aligned() -> None:
+    """E6's kind: what differs between two batches of one run, a prompt's width and what a scorer returned."""
+
+    def part(prompts: list[list[int]], **columns: list[Any]) -> DataProto:
+        ids = torch.tensor(prompts)
+        responses = torch.tensor([[8, 9]]).expand(len(ids), 2)
+        whole = torch.cat([ids, responses], dim=1)
+        tensors = {"prompts": ids, "responses": responses, "input_ids": whole, "attention_mask": (whole > 0).long()}
+        return DataProto.from_dict(tensors, {"uid": ["a"] * len(ids), **columns})
+
+    parts = [part([[0, 5], [6, 7]], pred=["x", {"y": 1}]), part([[3]])]
+    joined = DataProto.concat(align(parts))
+    assert joined.batch["prompts"].tolist() == [[0, 5], [6, 7], [0, 3]]
+    assert joined.batch["responses"].tolist() == [[8, 9]] * 3
+    assert joined.batch["input_ids"].tolist() == [[0, 5, 8, 9], [6, 7, 8, 9], [0, 3, 8, 9]]
+    assert joined.batch["attention_mask"].tolist() == [[0, 1, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]]
+    assert joined.non_tensor_batch["pred"].tolist() == ["x", {"y": 1}, None]
+    assert parts[1].batch["prompts"].shape == (1, 1) and "pred" not in parts[1].non_tensor_batch
+    with pytest.raises(ValueError, match="concat"):
+        DataProto.concat(parts)
+    assert len(DataProto.concat(align([parts[0][:0], parts[1]]))) == 1
 
 
 # ---- leaving inputs alone ----

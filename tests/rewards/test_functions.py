@@ -17,7 +17,6 @@ from verl.rewards import (
     RewardFunction,
     RewardManager,
     RewardResult,
-    launch,
     load_reward_manager,
 )
 from verl.rewards.functions import kind_of
@@ -254,23 +253,3 @@ def test_functions_from_the_config(tiny_tokenizer: Any, responses_batch: Batches
     ]:
         with pytest.raises(ValueError, match=message):
             load_reward_manager(load_config([override]).reward, tiny_tokenizer)
-
-
-def test_launch_returns_what_the_function_does(responses_batch: Batches) -> None:
-    result = RewardResult(torch.zeros(1, 1), {})
-    batch = responses_batch(["a"])
-    assert launch(lambda batch: result, batch, 5)(batch) is result
-
-    def fails(batch: DataProto) -> RewardResult:
-        raise KeyError("x")
-
-    def hangs(batch: DataProto) -> RewardResult:
-        import time
-
-        time.sleep(3)
-        return result
-
-    with pytest.raises(KeyError):
-        launch(fails, batch, 5)(batch)
-    with pytest.raises(TimeoutError, match="waited 0.1 s for rewards"):
-        launch(hangs, batch, 0.1)(batch)

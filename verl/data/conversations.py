@@ -133,10 +133,4 @@ class ConversationEncoder:
 
     def _end_of_turn(self, said: list[int]) -> int:
         """How many tokens of a turn count: those up to its end token, if it has one. Nobody samples what follows."""
-        return max((i + 1 for i, token in enumerate(said) if token in self._special_ids), default=len(said))
-
-    @cached_property
-    def _special_ids(self) -> frozenset[int]:
-        tokenizer = self.prompts.tokenizer
-        added = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        return frozenset(added | set(tokenizer.all_special_ids))
+        return max((i + 1 for i, token in enumerate(said) if token in self.prompts.control.ids), default=len(said))

@@ -50,12 +50,13 @@ def open_rows(path: str | Path, required: Sequence[str] = ()) -> Rows:
             if not path.exists()
             else f"{path} is not a file: write {path}/* for all in it"
         )
-    if path.suffix not in _READERS:
+    kind = path.suffix.lower()
+    if kind not in _READERS:
         raise ValueError(f"{path}: unknown kind of data file {path.suffix!r}: expected {', '.join(_READERS)}")
     if path.stat().st_size == 0:
         raise ValueError(f"{path} is empty: it has no rows")
     _check_kind(path)
-    rows = _READERS[path.suffix](path, required)
+    rows = _READERS[kind](path, required)
     if len(rows) == 0:
         raise ValueError(f"{path} is empty: it has no rows")
     return rows
@@ -66,7 +67,7 @@ def _check_kind(path: Path) -> None:
     with path.open("rb") as file:
         beginning = file.read(8)
     kind = next((kind for magic, kind in _LOOKS_LIKE.items() if beginning.startswith(magic)), None)
-    if kind is None or kind == path.suffix:
+    if kind is None or kind == path.suffix.lower():
         return
     if kind in _READERS:
         raise ValueError(f"{path} is named {path.suffix} but is a {kind} file: rename it")

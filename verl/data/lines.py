@@ -82,7 +82,7 @@ class JsonRows(LineRows):
     """Rows of a JSON file, as written: no key of one row appears in another."""
 
     def _prepare(self) -> None:
-        if self._path.suffix == ".json" and _starts_array(self._text):
+        if self._path.suffix.lower() == ".json" and _starts_array(self._text):
             self.unit = "row"
             self._text = _as_lines(self._text, self._path)
 

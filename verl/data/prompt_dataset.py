@@ -16,7 +16,7 @@ from verl.data.overlong import prompt_lengths
 from verl.data.prompts import PromptEncoder, located, pad_token_id, truncate
 from verl.data.rl_dataset import left_pad
 from verl.data.rows import Row, Rows, values_of
-from verl.data.sampler import TokenBatchSampler, pack
+from verl.data.sampler import TokenBatchSampler, pack_by_length
 from verl.data.sources import local_files
 
 if TYPE_CHECKING:
@@ -38,7 +38,8 @@ class PromptDataset(Dataset[dict[str, Any]]):
         tokenizer: the policy's.
         max_prompt_length: longest prompt in tokens, also spelt `max_prompt_len`; 512 when not given.
         dynamic_batching: batches of any number of rows that fill `max_tokens_per_batch`, rows of near length together.
-        max_tokens_per_batch: cells of a batch, padding included: rows x longest prompt.
+        max_tokens_per_batch: cells of a batch, padding included: rows x longest prompt. A batch may have fewer, so that
+            long prompts do not make short ones as wide.
         prompt_key: where the prompt is in a dict.
         truncation: `error`, or cut `left`, `right` or `middle` of longer prompts.
         as_chat: a prompt that is a string is a user's message in the chat template.
@@ -198,7 +199,7 @@ class _Stream(PromptDataset, IterableDataset[dict[str, Any]]):
                     f"prompt {number} of the stream has {lengths.max()} tokens, more than max_tokens_per_batch="
                     f"{self.max_tokens_per_batch}"
                 )
-            for rows in pack(np.argsort(lengths, kind="stable"), lengths, self.max_tokens_per_batch):
+            for rows in pack_by_length(np.arange(len(buffer)), lengths, self.max_tokens_per_batch):
                 yield [buffer[row] for row in rows]
 
     def _batches_of_items(

@@ -1,7 +1,6 @@
 """From a prompt as files write it to token ids. Imports no torch: processes that measure prompts start sooner."""
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from verl.utils.control_tokens import ControlTokens
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Prompt = str | Sequence[Mapping[str, Any]]
 """Text that goes to the model as it is, or a chat: messages with `role` and `content`."""
-
-# Two characters of the private use area, so that no text is taken for a mark.
-_MARK = "\ue000{}\ue001"
-_MARKED = re.compile("\ue000([0-9]+)\ue001")
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class PromptEncoder:
         for number, (place, prompt, tools) in enumerate(rows):
             with located(place):
                 rendered = self._rendered(prompt, tools)
-                if rendered is None or _MARKED.search(rendered):
+                if rendered is None or self.control.marked(rendered):
                     found[number] = len(self(prompt, tools))
                 else:
                     chats[number] = rendered
@@ -96,11 +93,9 @@ class PromptEncoder:
                 "the prompt is a string, which has no system message: set data.strings_as_chat=true, or leave out "
                 "data.system_prompt"
             )
-        if not self.parse_special_tokens and self._control_pattern.search(text):
-            bos = [
-                token for token in self._tokenize("", add_special_tokens=True)[:1] if token == tokenizer.bos_token_id
-            ]
-            return bos + self.tokenize_rendered(self._mark_control_tokens(text))
+        if not self.parse_special_tokens and self.control.found_in(text):
+            bos = [token for token in self._tokenize("")[:1] if token == tokenizer.bos_token_id]
+            return bos + self.tokenize_rendered(self.control.mark(text))
         has_bos = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
         ids = self._tokenize(text, add_special_tokens=not has_bos)
         if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(tokenizer.eos_token):
@@ -112,20 +107,15 @@ class PromptEncoder:
 
         Control tokens that stand in a message, which are plain text there, come as marks.
         """
-        return self._apply_template(self.marked(messages), generation_prompt, self._mark_control_tokens(_tools(tools)))
+        return self._apply_template(self.marked(messages), generation_prompt, self.control.mark(_tools(tools)))
 
     def marked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """The messages, checked, with marks for the control tokens that stand in them."""
-        return [self._mark_control_tokens(message) for message in _checked_messages(messages)]
+        return [self.control.mark(message) for message in _checked_messages(messages)]
 
     def tokenize_rendered(self, text: str) -> list[int]:
         """The ids of a chat, or of a part of it, that `render` made."""
-        pieces = _MARKED.split(text)
-        ids = self._tokenize(pieces[0])
-        for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
-            ids += self._tokenize(self._control_tokens[int(number)], split_special_tokens=True)
-            ids += self._tokenize(text)
-        return ids
+        return self.control.encode(text)
 
     def _apply_template(self, messages: list[dict[str, Any]], generation_prompt: bool, tools: Any = None) -> str:
         if self.chat_template is None and not self.tokenizer.chat_template:
@@ -145,30 +135,13 @@ class PromptEncoder:
         assert isinstance(text, str)
         return text
 
-    def _tokenize(self, text: str, add_special_tokens: bool = False, split_special_tokens: bool = False) -> list[int]:
+    def _tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         # verbose=False: a prompt longer than the model's limit is the filter's business, not a warning's.
-        encoded = self.tokenizer(
-            text, add_special_tokens=add_special_tokens, split_special_tokens=split_special_tokens, verbose=False
-        )
-        return list(encoded["input_ids"])
+        return list(self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
 
     @cached_property
-    def _control_tokens(self) -> list[str]:
-        added = self.tokenizer.added_tokens_decoder.values()
-        tokens = {token.content for token in added if token.special} | set(self.tokenizer.all_special_tokens)
-        return sorted(tokens, key=lambda token: (-len(token), token))  # the longest first, in case one begins another
-
-    @cached_property
-    def _control_pattern(self) -> re.Pattern[str]:
-        return re.compile("|".join(f"({re.escape(token)})" for token in self._control_tokens) or "(?!)")
-
-    def _mark_control_tokens(self, value: Any) -> Any:
-        """`value` with every control token in its strings replaced by a mark that holds the token's number."""
-        if isinstance(value, str):
-            return self._control_pattern.sub(lambda found: _MARK.format((found.lastindex or 0) - 1), value)
-        if isinstance(value, Mapping):
-            return {key: self._mark_control_tokens(item) for key, item in value.items()}
-        return [self._mark_control_tokens(item) for item in value] if isinstance(value, list) else value
+    def control(self) -> ControlTokens:
+        return ControlTokens(self.tokenizer)
 
 
 def pad_token_id(tokenizer: "PreTrainedTokenizerBase") -> int:

@@ -185,13 +185,14 @@ def left_pad(ids: Sequence[int], width: int, pad_id: int) -> dict[str, Tensor]:
     """`input_ids`, `attention_mask` and `position_ids`, int64 [width]; positions count the tokens from 0."""
     padding = width - len(ids)
     assert padding >= 0
-    input_ids = torch.full((width,), pad_id)
-    attention_mask = torch.zeros(width, dtype=torch.int64)
-    position_ids = torch.zeros(width, dtype=torch.int64)
-    input_ids[padding:] = torch.tensor(ids)
+    # In numpy, whose small operations cost a fraction of torch's; a loader does this for every item.
+    input_ids = np.full(width, pad_id, dtype=np.int64)
+    attention_mask, position_ids = np.zeros((2, width), dtype=np.int64)
+    input_ids[padding:] = ids
     attention_mask[padding:] = 1
-    position_ids[padding:] = torch.arange(len(ids))
-    return {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+    position_ids[padding:] = np.arange(len(ids))
+    columns = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+    return {name: torch.from_numpy(column) for name, column in columns.items()}
 
 
 def open_data(data_files: DataFiles, config: DataConfig, required: Sequence[str] = ()) -> JoinedRows:

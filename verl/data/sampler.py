@@ -138,22 +138,31 @@ class TokenBatchSampler(EpochSampler):
         batches: list[list[int]] = []
         for start in range(0, self.rows, self.stretch):
             part = rows[start : start + self.stretch]
-            batches += pack(part[np.argsort(self.lengths[part], kind="stable")], self.lengths, self.max_tokens)
+            batches += pack_by_length(part, self.lengths, self.max_tokens)
         return object_column(batches)[random.permutation(len(batches))]
 
 
-def pack(rows: np.ndarray, lengths: np.ndarray, max_tokens: int) -> list[list[int]]:
-    """`rows` cut, in their order, into lists of at most `max_tokens` cells: rows x the longest of them."""
+def pack(rows: np.ndarray, lengths: np.ndarray, max_tokens: int, max_padding: int | None = None) -> list[list[int]]:
+    """`rows` cut, in their order, into lists of at most `max_tokens` cells (rows x the longest of them), and at most
+    `max_padding` cells that are padding."""
     batches: list[list[int]] = []
-    longest = 0
+    longest = tokens = 0
     for row in rows.tolist():
-        longest = max(longest, int(lengths[row]))
-        if batches and (len(batches[-1]) + 1) * longest <= max_tokens:
+        length = int(lengths[row])
+        longest, tokens = max(longest, length), tokens + length
+        cells = (len(batches[-1]) + 1) * longest if batches else max_tokens + 1
+        if cells <= max_tokens and (max_padding is None or cells - tokens <= max_padding):
             batches[-1].append(row)
         else:
             batches.append([row])
-            longest = int(lengths[row])
+            longest = tokens = length
     return batches
+
+
+def pack_by_length(rows: np.ndarray, lengths: np.ndarray, max_tokens: int) -> list[list[int]]:
+    """`rows` in lists of near length. A list is closed before padding takes more than an eighth of `max_tokens`: to
+    fill it up with longer rows would pad all that it holds."""
+    return pack(rows[np.argsort(lengths[rows], kind="stable")], lengths, max_tokens, max_tokens // 8)
 
 
 class MixedSampler(EpochSampler):

@@ -36,7 +36,7 @@ class ArrowRows:
             self._check(column)
 
     def _read(self) -> pa.Table:
-        if self._path.suffix == ".parquet":
+        if self._path.suffix.lower() == ".parquet":
             return _read_parquet(self._path)
         table = _map_arrow(self._path)
         table.validate(full=True)  # strings that are no UTF-8 would fail at their row, hours later
@@ -130,7 +130,7 @@ def _read_parquet(path: Path) -> pa.Table:
 
 def _read_csv(path: Path) -> pa.Table:
     size = path.stat().st_size
-    parsing = pacsv.ParseOptions(delimiter="\t" if path.suffix == ".tsv" else ",", newlines_in_values=True)
+    parsing = pacsv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ",", newlines_in_values=True)
     reading = pacsv.ReadOptions(block_size=size + 1 if size < MAPPED_FROM_BYTES else _CSV_BLOCK)
     with path.open("rb") as file:
         header = file.readline(1 << 20)

@@ -7,9 +7,14 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from verl.utils.control_tokens import ControlTokens
+
 TextFormat = Literal["auto", "chat", "pair", "text"]
+TextEnd = Literal["template", "turn"]
 _NO_LIMIT = 1 << 24
 """Tokenizers without a limit of their own say a number beyond any model."""
+_PROBE = "\ue002"
+"""An answer that no template changes and that stands nowhere else."""
 
 
 class Retokenizer:
@@ -18,19 +23,32 @@ class Retokenizer:
     Formats: `chat` renders the conversation, which must be at hand, in the target's chat template; `pair` gives prompt
     and response as two texts, as encoders that score answers were trained; `text` joins the two. `auto` is the first of
     these that can be: the template with a chat, the pair with a separator token, else the text. A text longer than
-    `max_length` loses its beginning, so that the response stays.
+    `max_length` loses its beginning, so that the response stays. Control tokens of the target that a prompt or response
+    spells out are plain text.
+
+    A causal model is asked at the last token, so that token says whether the response had ended: what the template
+    writes after an answer (`text_end="turn"`: of that what leads up to its last control token, as verl trains reward
+    models), or the EOS of a text. Behind a response of the full width [R] that ends in no control token, which was cut,
+    nothing is written.
 
     ValueError when `chat` is asked of a target without a chat template, or `pair` of one without a separator.
     """
 
     def __init__(
-        self, source: Any, target: Any, max_length: int | None = None, text_format: TextFormat = "auto"
+        self,
+        source: Any,
+        target: Any,
+        max_length: int | None = None,
+        text_format: TextFormat = "auto",
+        text_end: TextEnd = "template",
     ) -> None:
         self.source = source
         self.target = target
         limit = max_length or getattr(target, "model_max_length", None)
         self.max_length = limit if limit and limit < _NO_LIMIT else None
         self.text_format = text_format
+        self.text_end = text_end
+        self._source_control, self._control = ControlTokens(source), ControlTokens(target)
         self.target.truncation_side = "left"
         for wanted, attribute in (("chat", "chat_template"), ("pair", "sep_token")):
             if text_format == wanted and not getattr(target, attribute, None):
@@ -43,26 +61,50 @@ class Retokenizer:
         prompt_ids = batch["input_ids"][:, : -mask.shape[1]]
         rows = []
         for row in range(batch.batch_size[0]):
-            answer = self.source.decode(batch["responses"][row][mask[row]], skip_special_tokens=True)
+            sampled = batch["responses"][row][mask[row]].tolist()
+            ended = len(sampled) < mask.shape[1] or sampled[-1] in self._source_control.ids
+            answer = self.source.decode(sampled, skip_special_tokens=True)
             prompt = self.source.decode(prompt_ids[row][prompt_mask[row]], skip_special_tokens=True)
-            rows.append(self._encode(prompt, answer, None if raw_prompts is None else raw_prompts[row]))
+            rows.append(self._encode(prompt, answer, None if raw_prompts is None else raw_prompts[row], ended))
         return self._padded(rows)
 
-    def _encode(self, prompt: str, answer: str, raw_prompt: Any) -> list[int]:
+    def _encode(self, prompt: str, answer: str, raw_prompt: Any, ended: bool) -> list[int]:
         chat = raw_prompt if isinstance(raw_prompt, Sequence) and not isinstance(raw_prompt, str) else None
         if self.text_format == "chat" and chat is None:
-            raise ValueError("reward.reward_model.text_format=chat needs chats: set data.return_raw_chat=true")
-        cutting = {"truncation": self.max_length is not None, "max_length": self.max_length}
+            raise ValueError("reward.reward_model.text_format=chat needs chats, but the batch has none (raw_prompt)")
         if self.text_format in ("auto", "chat") and chat is not None and self.target.chat_template:
-            text = self.target.apply_chat_template([*chat, {"role": "assistant", "content": answer}], tokenize=False)
-            ids = self.target(text, add_special_tokens=False, **cutting)[
-                "input_ids"
-            ]  # the template wrote the special ones
-        elif self.text_format in ("auto", "pair") and getattr(self.target, "sep_token", None):
-            ids = self.target(_question(chat, prompt), answer, **cutting)["input_ids"]
-        else:
-            ids = self.target(prompt + answer, **cutting)["input_ids"]
-        return list(ids)
+            return self._chat(chat, answer, ended)
+        if self.text_format in ("auto", "pair") and getattr(self.target, "sep_token", None):
+            return self._tokenize(_question(chat, prompt), answer)
+        return self._text(prompt + answer, ended)
+
+    def _chat(self, chat: Sequence[Any], answer: str, ended: bool) -> list[int]:
+        text, with_probe = (
+            self.target.apply_chat_template(
+                self._control.mark([*chat, {"role": "assistant", "content": content}]), tokenize=False
+            )
+            for content in (answer, _PROBE)
+        )
+        end = with_probe.rpartition(_PROBE)[2]  # what the template writes after an answer
+        wanted = end if self.text_end == "template" else self._control.up_to_last(end)
+        ids = self._control.encode(text.removesuffix(end) + (wanted if ended else ""))
+        return ids if self.max_length is None else ids[-self.max_length :]
+
+    def _text(self, text: str, ended: bool) -> list[int]:
+        end = self.target.eos_token_id
+        if end is None or getattr(self.target, "sep_token", None):  # an encoder's tokenizer, which marks ends itself
+            return self._tokenize(text)
+        ids = self._tokenize(text, room=1)
+        if ids[-1:] == [end]:
+            ids.pop()
+        return [*ids, end] if ended else ids
+
+    def _tokenize(self, *texts: str, room: int = 0) -> list[int]:
+        """With the special tokens that the tokenizer puts around texts; none that is written in them counts as one."""
+        limit = None if self.max_length is None else self.max_length - room
+        texts = tuple(map(self._control.spaced, texts))
+        encoded = self.target(*texts, truncation=limit is not None, max_length=limit)
+        return list(encoded["input_ids"])
 
     def _padded(self, rows: list[list[int]]) -> TensorDict:
         width = max(map(len, rows), default=0)

@@ -2,6 +2,6 @@
 
 from verl.protocol.data_proto import DataProto, DataProtoItem
 from verl.protocol.future import DataProtoFuture
-from verl.protocol.padding import pad_dataproto_to_divisor, unpad_dataproto
+from verl.protocol.padding import align, pad_dataproto_to_divisor, unpad_dataproto
 
-__all__ = ["DataProto", "DataProtoFuture", "DataProtoItem", "pad_dataproto_to_divisor", "unpad_dataproto"]
+__all__ = ["DataProto", "DataProtoFuture", "DataProtoItem", "align", "pad_dataproto_to_divisor", "unpad_dataproto"]

@@ -1,9 +1,14 @@
-"""Making the number of rows fit the number of processes."""
+"""Making the number of rows fit the number of processes, and batches fit each other."""
+
+from collections.abc import Collection, Sequence
+from typing import cast
 
 import numpy as np
+from torch import Tensor, nn
 
+from verl.protocol.columns import object_column
 from verl.protocol.data_proto import DataProto
-from verl.protocol.schema import LOSS_MASK_KEYS
+from verl.protocol.schema import LOSS_MASK_KEYS, SCHEMA
 
 
 def pad_dataproto_to_divisor(data: DataProto, divisor: int) -> tuple[DataProto, int]:
@@ -35,3 +40,28 @@ def unpad_dataproto(data: DataProto, pad_size: int) -> DataProto:
     if not 0 <= pad_size <= len(data):
         raise ValueError(f"unpad_dataproto: cannot drop {pad_size} of {len(data)} rows")
     return data.slice(0, len(data) - pad_size)
+
+
+def align(parts: Sequence[DataProto]) -> list[DataProto]:
+    """`parts`, batches of responses, as `DataProto.concat` takes them.
+
+    Prompts get the width of the widest part, padded on the left by cells of id 0 under a mask of 0. A non-tensor column
+    that a part lacks is None in its rows.
+    """
+    width = max((part.batch["prompts"].shape[1] for part in parts), default=0)
+    names = {name for part in parts for name in part.non_tensor_batch}
+    return [_aligned(part, width - part.batch["prompts"].shape[1], names) for part in parts]
+
+
+def _aligned(part: DataProto, cells: int, names: Collection[str]) -> DataProto:
+    columns = cast("dict[str, Tensor]", dict(part.batch.items()))
+    tensors = {
+        name: nn.functional.pad(column, (cells, 0)) if _begins_with_prompt(name) else column
+        for name, column in columns.items()
+    }
+    missing = {name: object_column([None] * len(part)) for name in sorted(names) if name not in part.non_tensor_batch}
+    return DataProto.from_dict(tensors, {**part.non_tensor_batch, **missing}, part.meta_info)
+
+
+def _begins_with_prompt(name: str) -> bool:
+    return name in SCHEMA and SCHEMA[name].shape[1:] in (("P",), ("P+R",))

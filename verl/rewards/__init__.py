@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from verl.rewards.default import default_compute_score
     from verl.rewards.functions import RewardFunction
-    from verl.rewards.launch import launch
     from verl.rewards.length import OverlongBuffer
     from verl.rewards.loading import load_compute_score, load_reward_manager
     from verl.rewards.manager import Limits, RewardManager
@@ -20,7 +19,6 @@ __all__ = [
     "RewardManager",
     "RewardResult",
     "default_compute_score",
-    "launch",
     "load_compute_score",
     "load_reward_manager",
     "validation_metrics",
@@ -33,7 +31,6 @@ _HOMES = {
     "RewardManager": "manager",
     "RewardResult": "scores",
     "default_compute_score": "default",
-    "launch": "launch",
     "load_compute_score": "loading",
     "load_reward_manager": "loading",
     "validation_metrics": "validation",

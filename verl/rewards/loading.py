@@ -7,7 +7,7 @@ from typing import Any
 
 from verl.config import CustomRewardFunctionConfig, RewardConfig
 from verl.rewards.default import ComputeScore, default_compute_score
-from verl.rewards.functions import ROW_ARGUMENTS, ImportedFunction, RewardFunction
+from verl.rewards.functions import ROW_ARGUMENTS, ImportedFunction, RewardFunction, reward_functions
 from verl.rewards.judge import Judge
 from verl.rewards.length import OverlongBuffer
 from verl.rewards.manager import Decoder, Limits, RewardManager
@@ -16,22 +16,30 @@ _SINGLE = "reward.custom_reward_function"
 
 
 def load_reward_manager(
-    config: RewardConfig, tokenizer: Decoder, max_response_length: int | None = None
+    config: RewardConfig, tokenizer: Decoder, max_response_length: int | None = None, compute_score: Any = None
 ) -> RewardManager:
     """The reward manager that `config` describes: the user's functions or the built-in rules, and the judge.
 
     Args:
         max_response_length: the longest response, for the overlong penalty when `reward_kwargs.max_resp_len` is null.
+        compute_score: in place of the functions that `config` names (see RewardManager).
 
     Raises ValueError for what cannot be loaded or is no reward function, and for an impossible overlong buffer.
     """
     limits = Limits(**{field.name: getattr(config, field.name) for field in fields(Limits)})
-    return RewardManager(tokenizer, load_functions(config), limits, _overlong(config, max_response_length))
+    functions = load_functions(config, compute_score)
+    return RewardManager(tokenizer, functions, limits, _overlong(config, max_response_length))
 
 
-def load_functions(config: RewardConfig) -> list[RewardFunction]:
+def load_functions(config: RewardConfig, compute_score: Any = None) -> list[RewardFunction]:
     """All functions that score, with their names and weights."""
-    if config.functions:
+    if compute_score is not None:
+        if config.functions or config.custom_reward_function.path is not None:
+            raise ValueError(
+                f"a reward function is given, and {_SINGLE}.path or reward.functions names another: leave one out"
+            )
+        found = reward_functions(compute_score)
+    elif config.functions:
         found = [_named_function(name, entry) for name, entry in config.functions.items()]
     else:
         found = [RewardFunction(load_compute_score(config.custom_reward_function))]

@@ -1,17 +1,11 @@
 """Scoring processes: reward functions run there side by side, and one that hangs is ended for real."""
 
-import os
 import pickle
-import signal
-import subprocess
-import sys
 import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
-from multiprocessing.connection import Connection, wait
-from socket import socketpair
+from multiprocessing.connection import wait
 from threading import Lock
 from typing import Any
 
@@ -19,6 +13,7 @@ import cloudpickle
 
 from verl.rewards.calls import Call, Outcome, timed_out
 from verl.rewards.functions import RewardFunction
+from verl.utils.processes import end_python, start_python
 
 START_TIMEOUT_S = 120.0
 ASYNC_GRACE_S = 5.0
@@ -158,18 +153,7 @@ class _Process:
 
     def __init__(self, payload: tuple[bytes, list[bool]]) -> None:
         functions, asynchronous = payload
-        ours, theirs = socketpair()
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        code = f"from verl.rewards.pool_worker import main; main({theirs.fileno()})"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=environment,
-            start_new_session=True,  # a group of its own, which can be ended as a whole
-        )
-        theirs.close()
-        self.connection = Connection(ours.detach())
+        self.process, self.connection = start_python("verl.rewards.pool_worker:main")
         self.pending: Chunk = []
         self.deadline = float("inf")
         self.together = False
@@ -200,9 +184,7 @@ class _Process:
 
     def end(self) -> None:
         """End the process and whatever it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        end_python(self.process)
 
     def _wait_until_loaded(self) -> None:
         if self._loaded:

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from verl.rewards.calls import Outcome
 
+_LARGEST = 1e15
+"""The largest score in size: the sum of the squares of a batch of them is within fp32's 3e38."""
+
 
 @dataclass(frozen=True)
 class RewardResult:
@@ -69,7 +72,7 @@ def read_score(result: Any, tokens: int) -> RowScore:
     shown = result["score"] if isinstance(result, Mapping) else result
     problem = (
         f"the scoring function returned {shown!r:.100} where a finite number is needed, or one for each of the "
-        f"{tokens} sampled tokens"
+        f"{tokens} sampled tokens; numbers beyond {_LARGEST:g} are none, since fp32 cannot hold their squares"
     )
     return RowScore(extras=extras, problem=problem, kind="value")
 
@@ -130,5 +133,5 @@ def _cause(outcome: Outcome) -> BaseException | None:
 
 
 def _is_finite(value: Any) -> bool:
-    """Whether `value` is a number that fp32, in which scores are kept, can hold."""
-    return isinstance(value, int | float) and abs(value) <= torch.finfo(torch.float32).max
+    """Whether `value` is a number that fp32, in which scores are kept, can compute with."""
+    return isinstance(value, int | float) and abs(value) <= _LARGEST
