@@ -195,13 +195,15 @@ def test_bf16(tiny_model_factory, family: str) -> None:
         ([[1], []], "prompt 1 is empty"),
         ([[1], [2, 128]], "prompt 1 has token id 128, but the model's vocabulary has 128 ids"),
         ([[-1]], "prompt 0 has token id -1"),
-        ([[1], [5] * 247], r"prompt 1 has 247 tokens; with max_tokens=10 that makes 257, but the model has 256"),
+        ([[1], [5] * 247], "prompt 1 has 247 tokens; with max_tokens=10 that makes 257, but the model's max_position_"),
     ],
 )
 def test_bad_prompts_name_their_row_and_the_next_call_works(tiny_model_factory, prompts, message: str) -> None:
     engine = HFRolloutEngine(tiny_model_factory(), seed=4)
     with pytest.raises(ValueError, match=message):
         engine.generate(prompts, Sampling(10))
+    with pytest.raises(ValueError, match=r"prompt 0 is to end at token id 128 \(stop_token_ids\)"):
+        engine.generate([[1]], Sampling(10, stop_token_ids=(2, 128)))
     fresh = HFRolloutEngine(tiny_model_factory(), seed=4).generate(PROMPTS, Sampling(10))
     assert engine.generate(PROMPTS, Sampling(10)) == fresh
 

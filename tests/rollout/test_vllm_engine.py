@@ -4,6 +4,7 @@ import gc
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,6 +19,7 @@ from verl.engine.fsdp import FSDPEngine
 from verl.models.policy import PolicyModel
 from verl.rollout.base import Completion, Sampling
 from verl.rollout.batching import left_pad, prompts_from, responses_to_batch
+from verl.rollout.hf_engine import HFRolloutEngine
 from verl.rollout.weight_sync import check_weights, generating, sync_weights
 
 if find_spec("vllm") is None:
@@ -35,6 +37,16 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 PROMPTS = [[5, 9, 17], [40, 41, 42, 43, 44, 45, 46], list(range(10, 80)), [7]]
 LENGTH = 12
+SAMPLINGS = (
+    Sampling(LENGTH, temperature=1.0),
+    Sampling(LENGTH, temperature=0.7),
+    Sampling(LENGTH, temperature=0.001),
+    Sampling(LENGTH, temperature=0.7, top_p=0.8),
+    Sampling(LENGTH, temperature=1.3, top_k=5),
+    Sampling(LENGTH, temperature=0.7, top_k=20, top_p=0.9),
+    Sampling(LENGTH, temperature=0.0),
+    Sampling(LENGTH, ignore_eos=True, stop_token_ids=(9, 17)),
+)
 
 
 def engine_of(model: Any, **settings: Any) -> vLLMRolloutEngine:
@@ -90,14 +102,7 @@ def test_rollout_and_trainer_agree_before_and_after_an_update(family: str) -> No
     engine = engine_of(module.hf_model)
     try:
         sync_weights(trainer.named_weights(), engine, 0, bucket_bytes=4096)
-        for sampling in (
-            Sampling(LENGTH, temperature=1.0),
-            Sampling(LENGTH, temperature=0.7),
-            Sampling(LENGTH, temperature=0.7, top_p=0.8),
-            Sampling(LENGTH, temperature=1.3, top_k=5),
-            Sampling(LENGTH, temperature=0.7, top_k=20, top_p=0.9),
-            Sampling(LENGTH, temperature=0.0),
-        ):
+        for sampling in SAMPLINGS:
             assert disagreement(trainer, engine, sampling) < 1e-3, sampling
         with torch.no_grad():
             for parameter in module.parameters():
@@ -112,6 +117,19 @@ def test_rollout_and_trainer_agree_before_and_after_an_update(family: str) -> No
         engine.close()
         gc.collect()
         assert held() is None
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+def test_both_engines_make_the_same_of_prompt_and_seed(
+    engine: vLLMRolloutEngine, model: Any, sampling: Sampling
+) -> None:
+    sampling, seeds = replace(sampling, n=3), range(3 * len(PROMPTS))
+    expected = HFRolloutEngine(model).generate(PROMPTS, sampling, seeds)
+    found = engine.generate(PROMPTS, sampling, seeds)
+    assert tokens(found) == tokens(expected)
+    assert [made.finish_reason for made in found] == [made.finish_reason for made in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.log_probs == pytest.approx(other.log_probs, abs=1e-4)
 
 
 def test_greedy_takes_the_most_likely_token(engine: vLLMRolloutEngine, model: Any) -> None:
@@ -202,6 +220,35 @@ def test_requests_join_and_leave_while_others_run(engine: vLLMRolloutEngine) -> 
         engine.abort("a")
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_num_batched_tokens": 16, "max_num_seqs": 2},  # the prompt of 70 tokens takes several passes
+        {"engine_kwargs": {"num_gpu_blocks_override": 7}},  # 6 blocks of 32 tokens: some requests must start anew
+    ],
+    ids=["pieces", "preempted"],
+)
+def test_prompts_in_pieces_and_requests_that_start_anew_change_nothing(
+    engine: vLLMRolloutEngine, model: Any, settings: dict[str, Any]
+) -> None:
+    sampling, seeds = Sampling(40, temperature=0.7, n=2, ignore_eos=True), range(2 * len(PROMPTS))
+    expected = tokens(engine.generate(PROMPTS, sampling, seeds))
+    other = engine_of(model, **settings)
+    try:
+        other.update_weights(weights_of(model), version=1)
+        assert tokens(other.generate(PROMPTS, sampling, seeds)) == expected
+    finally:
+        other.close()
+
+
+def test_requests_of_different_samplings_run_together(engine: vLLMRolloutEngine) -> None:
+    expected = [engine.generate([PROMPTS[1]], sampling, [8])[0] for sampling in SAMPLINGS]
+    for i, sampling in enumerate(SAMPLINGS):
+        engine.submit(str(i), PROMPTS[1], sampling, seed=8)
+    done = finish(engine)
+    assert [done[str(i)].token_ids for i in range(len(SAMPLINGS))] == tokens(expected)
+
+
 def test_running_requests_go_on_with_new_weights(engine: vLLMRolloutEngine, model: Any) -> None:
     sampling = Sampling(LENGTH, temperature=0.0, ignore_eos=True)
     engine.submit("a", PROMPTS[1], sampling, seed=1)
@@ -223,7 +270,7 @@ def test_running_requests_go_on_with_new_weights(engine: vLLMRolloutEngine, mode
         ([3, 128], Sampling(5), "prompt 1 has token id 128, but the model's vocabulary has 128 ids"),
         ([3, -1], Sampling(5), "prompt 1 has token id -1"),
         ([3] * 124, Sampling(5), "prompt 1 has 124 tokens; with max_tokens=5 that makes 129, but max_model_len is 128"),
-        ([3], Sampling(5, temperature=0.001), "temperature 0.001 is below vLLM's least"),
+        ([3], Sampling(5, stop_token_ids=(2, 128)), r"prompt 0 is to end at token id 128 \(stop_token_ids\), but the"),
     ],
 )
 def test_a_bad_request_is_refused_and_the_next_call_works(
@@ -399,6 +446,7 @@ def test_the_process_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"max_num_sequences": 3}, r"engine_kwargs.vllm.max_num_sequences: .* nearest one is 'max_num_\w+'"),
         ({"max_num_seqs": 3}, "engine_kwargs.vllm.max_num_seqs is set by a key of its own"),
+        ({"spec_method": "ngram"}, "engine_kwargs.vllm.spec_method is not supported: vLLM's sampler does not run"),
     ],
 )
 def test_engine_arguments(model: Any, arguments: dict[str, Any], message: str) -> None:

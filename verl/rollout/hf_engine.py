@@ -14,8 +14,8 @@ from verl.rollout.base import Completion, Sampling
 from verl.rollout.batching import left_pad, position_ids_from
 from verl.rollout.kv_cache import RowCache, rows_that_fit
 from verl.rollout.module_weights import ModuleWeights
+from verl.rollout.requests import check_request, completion_seeds
 from verl.rollout.sampling import RowNoise, choose
-from verl.utils.seeding import derive_seed
 
 
 class HFRolloutEngine:
@@ -103,21 +103,23 @@ class HFRolloutEngine:
     ) -> list[Completion]:
         """See `RolloutEngine.generate`.
 
-        ValueError for a prompt that is empty, has an id outside the vocabulary or leaves no room for `max_tokens`
-        within the model's positions, and for a wrong number of seeds. RuntimeError when the engine sleeps or has no
-        weights, and when the model's logits are not finite.
+        ValueError for a prompt that is empty or leaves no room for `max_tokens` within the model's positions, for ids
+        outside the vocabulary (also in `stop_token_ids`), and for a wrong number of seeds. RuntimeError when the engine
+        sleeps or has no weights, and when the model's logits are not finite.
         """
         self._refuse_unready()
-        self._check_prompts(prompts, sampling.max_tokens)
-        rows = [prompt for prompt in prompts for _ in range(sampling.n)]
-        if seeds is None:
-            seeds = [derive_seed(self.seed, "call", self._unseeded_calls, i) for i in range(len(rows))]
-            self._unseeded_calls += 1
-        if len(seeds) != len(rows):
-            raise ValueError(
-                f"{len(seeds)} seeds for {len(rows)} completions ({len(prompts)} prompts with n={sampling.n}): "
-                "give one for each completion"
+        for row, prompt in enumerate(prompts):
+            check_request(
+                f"prompt {row}",
+                prompt,
+                sampling,
+                vocab_size=self._vocab_size,
+                limit=getattr(self._config, "max_position_embeddings", None),  # not every model bounds its positions
+                limit_name="the model's max_position_embeddings",
             )
+        rows = [prompt for prompt in prompts for _ in range(sampling.n)]
+        self._unseeded_calls += seeds is None
+        seeds = completion_seeds(seeds, len(prompts), sampling.n, self.seed, self._unseeded_calls)
         completions: dict[int, Completion] = {}
         for chunk in self._micro_batches(rows, sampling.max_tokens):
             made = self._decode([rows[i] for i in chunk], [seeds[i] for i in chunk], sampling, chunk)
@@ -132,23 +134,6 @@ class HFRolloutEngine:
                 "the rollout engine has no complete weights (sleep() freed them, or an update failed midway): "
                 "call update_weights() before generate()"
             )
-
-    def _check_prompts(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> None:
-        limit = getattr(self._config, "max_position_embeddings", None)  # not every model bounds its positions
-        for row, prompt in enumerate(prompts):
-            if len(prompt) == 0:
-                raise ValueError(f"prompt {row} is empty: at least one token is needed")
-            for token in (min(prompt), max(prompt)):
-                if not 0 <= token < self._vocab_size:
-                    raise ValueError(
-                        f"prompt {row} has token id {token}, but the model's vocabulary has {self._vocab_size} ids "
-                        f"(0 to {self._vocab_size - 1}): do tokenizer and model belong together?"
-                    )
-            if limit is not None and len(prompt) + max_tokens > limit:
-                raise ValueError(
-                    f"prompt {row} has {len(prompt)} tokens; with max_tokens={max_tokens} that makes "
-                    f"{len(prompt) + max_tokens}, but the model has {limit} positions (max_position_embeddings)"
-                )
 
     def _micro_batches(self, rows: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
         """Row indices cut into micro-batches of even size: long prompts first, copies of a prompt side by side."""

@@ -26,19 +26,26 @@ _ROUNDING = 1e-6
 
 
 class RowNoise:
-    """A stream of random numbers for each row, fixed by the row's seed alone.
-
-    Philox takes all 64 bits of a seed; torch's CPU generator takes only the lower 32.
-    """
+    """A stream of random numbers for each row, fixed by the row's seed alone."""
 
     def __init__(self, seeds: Sequence[int]) -> None:
-        self._streams = [np.random.Generator(np.random.Philox(key=int(seed) % 2**64)) for seed in seeds]
+        self._streams = [noise_stream(seed) for seed in seeds]
 
     def draw(self, rows: Sequence[int], vocab: int) -> Tensor:
-        """The next numbers of `rows` for one choice among `vocab` tokens: exponential, float64 [rows, numbers]."""
-        count = -(-vocab // BLOCK) + BLOCK
-        uniform = torch.from_numpy(np.stack([self._streams[row].random(count) for row in rows]))
-        return -torch.log1p(-(uniform + 2**-54))  # the half step keeps 0 away
+        """The next numbers of `rows`; see `draw_noise`."""
+        return draw_noise([self._streams[row] for row in rows], vocab)
+
+
+def noise_stream(seed: int) -> np.random.Generator:
+    """The random numbers of one row. Philox takes all 64 bits of a seed; torch's CPU generator only the lower 32."""
+    return np.random.Generator(np.random.Philox(key=int(seed) % 2**64))
+
+
+def draw_noise(streams: Sequence[np.random.Generator], vocab: int) -> Tensor:
+    """Each stream's next numbers for one choice among `vocab` tokens: exponential, float64 [streams, numbers]."""
+    count = -(-vocab // BLOCK) + BLOCK
+    uniform = torch.from_numpy(np.stack([stream.random(count) for stream in streams]))
+    return -torch.log1p(-(uniform + 2**-54))  # the half step keeps 0 away
 
 
 def log_probs_of(logits: Tensor, temperature: float) -> Tensor:

@@ -16,32 +16,33 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from verl.rollout.base import Completion, Sampling
+from verl.rollout.requests import check_request, completion_seeds
 from verl.rollout.vllm_parallel import Replica
 from verl.rollout.vllm_setup import (
     VLLMSettings,
-    generators_kept,
     model_runner_of,
     start_engine,
     stop_engine,
     unsupported_reason,
     write_config,
 )
-from verl.rollout.vllm_weights import CPUKVCache, repack_tied_heads, weight_errors
+from verl.rollout.vllm_weights import (
+    CPUKVCache,
+    forget_packed_vocabularies,
+    pack_vocabularies_when_used,
+    weight_errors,
+)
 from verl.utils.backends import require_backend
-from verl.utils.seeding import derive_seed
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 CLOSED = "it was closed"
-SMALLEST_TEMPERATURE = 0.01
-"""vLLM raises lower temperatures to this one, except 0."""
 
 
 class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
     """A `RolloutEngine` on vLLM.
 
-    A completion follows from prompt, seed and weights alone in fp32, up to the rounding of matrix products; the same
-    seed gives other tokens than the transformers engine does. Of tokens that are equally likely at the edge of
-    top-k, vLLM keeps all.
+    A completion follows from prompt, seed and weights alone in fp32, up to the rounding of matrix products; it is the
+    one that the transformers engine makes of them.
 
     Args:
         model: folder (config.json is enough) or Hugging Face id, from which vLLM reads the model's shape.
@@ -85,6 +86,9 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
         self._runner = model_runner_of(self._engine)
         install_sampler(self._runner)
         self._cpu_cache = CPUKVCache(self._runner.kv_caches)
+        if device == "cpu":
+            pack_vocabularies_when_used(self._runner.get_model())
+            self._clear_kv_cache()  # see `CPUKVCache`
         self.max_model_len: int = self._engine.model_config.max_model_len
         self._vocab_size: int = self._engine.model_config.get_vocab_size()
 
@@ -125,13 +129,13 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
             raise RuntimeError(f"the engine's weights sleep: call wake_up([{WEIGHTS!r}]) before update_weights()")
         given: set[str] = set()
         try:
+            if self.device == "cpu":
+                forget_packed_vocabularies(self._runner.get_model())
             with torch.no_grad():
                 self._engine.collective_rpc(
                     "reload_weights", kwargs={"weights_iterator": _noting_names(weights, given)}
                 )
             self._refuse_missing(given)
-            if self.device == "cpu":
-                repack_tied_heads(self._runner.get_model())
         except BaseException as error:
             self._broken = f"an update of its weights failed midway with {type(error).__name__}: {error}"
             raise
@@ -215,7 +219,7 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
         """
         self._refuse_unready()
         try:
-            with generators_kept(), torch.no_grad():
+            with torch.no_grad():
                 outputs = self._engine.step()
             return [
                 (output.request_id, _completion(output, self._waiting.pop(output.request_id)))
@@ -241,17 +245,18 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
     ) -> list[Completion]:
         """See `RolloutEngine.generate`.
 
-        ValueError for a prompt that is empty, has an id outside the vocabulary or leaves no room for `max_tokens`
-        within `max_model_len`, for a wrong number of seeds, and, with tensor parallelism, when the processes of a
-        replica were given different calls. RuntimeError when the engine sleeps, has no weights or is broken, when
-        requests of `submit` are running, and when the model's logits are not finite.
+        ValueError for a prompt that is empty or leaves no room for `max_tokens` within `max_model_len`, for ids outside
+        the vocabulary (also in `stop_token_ids`), for a wrong number of seeds, and, with tensor parallelism, when the
+        processes of a replica were given different calls. RuntimeError when the engine sleeps, has no weights or is
+        broken, when requests of `submit` are running, and when the model's logits are not finite.
         """
         self._refuse_unready()
         if self._waiting:
             raise RuntimeError(f"{len(self._waiting)} submitted requests are running: step() them to their end first")
         for row, prompt in enumerate(prompts):
             self._check(f"prompt {row}", prompt, sampling)
-        seeds = self._seeds(len(prompts), sampling.n, seeds)
+        self._unseeded_calls += seeds is None
+        seeds = completion_seeds(seeds, len(prompts), sampling.n, self.seed, self._unseeded_calls)
         self._replica.refuse_different((prompts, sampling, seeds))
         done: dict[str, Completion] = {}
         try:
@@ -264,28 +269,17 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
             raise
         return [done[str(i)] for i in range(len(seeds))]
 
-    def _seeds(self, prompts: int, n: int, seeds: Sequence[int] | None) -> Sequence[int]:
-        if seeds is None:
-            self._unseeded_calls += 1
-            return [derive_seed(self.seed, "call", self._unseeded_calls, i) for i in range(prompts * n)]
-        if len(seeds) != prompts * n:
-            raise ValueError(
-                f"{len(seeds)} seeds for {prompts * n} completions ({prompts} prompts with n={n}): "
-                "give one for each completion"
-            )
-        return seeds
-
     def _add(self, request_id: str, prompt: Sequence[int], sampling: Sampling, seed: int) -> None:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        from verl.rollout.vllm_sampler import extra_args
+
         stops = sorted({*sampling.stop_token_ids, *(() if sampling.ignore_eos else self.eos_token_ids)})
         params = SamplingParams(
             max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            seed=_fold(seed),
+            extra_args=extra_args(sampling, seed),
+            skip_clone=True,  # it is this request's own
             stop_token_ids=stops,
             ignore_eos=True,  # vLLM would add the end tokens of the model's config to ours
             logprobs=0,  # those of the sampled tokens alone
@@ -300,27 +294,25 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
         self._engine.abort_request(list(self._waiting))
         self._waiting.clear()
         self._forget_cache()
-        for cache in self._runner.kv_caches:
-            cache.zero_()  # attention on a CPU reads a block to its end, where NaN would go on to the next request
+        self._clear_kv_cache()  # attention on a CPU reads a block to its end, where NaN would go on to the next request
+
+    def _clear_kv_cache(self) -> None:
+        if self.device == "cpu":
+            self._cpu_cache.free()
+            self._cpu_cache.restore()
+        else:
+            for cache in self._runner.kv_caches:
+                cache.zero_()
 
     def _check(self, what: str, prompt: Sequence[int], sampling: Sampling) -> None:
-        if len(prompt) == 0:
-            raise ValueError(f"{what} is empty: at least one token is needed")
-        for token in (min(prompt), max(prompt)):
-            if not 0 <= token < self._vocab_size:
-                raise ValueError(
-                    f"{what} has token id {token}, but the model's vocabulary has {self._vocab_size} ids "
-                    f"(0 to {self._vocab_size - 1}): do tokenizer and model belong together?"
-                )
-        if len(prompt) + sampling.max_tokens > self.max_model_len:
-            raise ValueError(
-                f"{what} has {len(prompt)} tokens; with max_tokens={sampling.max_tokens} that makes "
-                f"{len(prompt) + sampling.max_tokens}, but max_model_len is {self.max_model_len}"
-            )
-        if 0 < sampling.temperature < SMALLEST_TEMPERATURE:
-            raise ValueError(
-                f"temperature {sampling.temperature} is below vLLM's least, {SMALLEST_TEMPERATURE}; 0 is greedy"
-            )
+        check_request(
+            what,
+            prompt,
+            sampling,
+            vocab_size=self._vocab_size,
+            limit=self.max_model_len,
+            limit_name="max_model_len",
+        )
 
     def _refuse_broken(self) -> None:
         if self._broken is not None:
@@ -348,11 +340,6 @@ def _noting_names(weights: Iterable[tuple[str, Tensor]], given: set[str]) -> Ite
     for name, tensor in weights:
         given.add(name)
         yield name, tensor
-
-
-def _fold(seed: int) -> int:
-    """64 bits in 32, since torch's CPU generator ignores the upper half of a seed."""
-    return (seed ^ (seed >> 32)) & 0xFFFFFFFF
 
 
 def _completion(output: Any, stops: Sequence[int]) -> Completion:

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import difflib
 import gc
+import logging
 import os
 import random
 import warnings
@@ -33,6 +34,10 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
+OF_THE_SAMPLER = frozenset(
+    ("speculative_config", "spec_method", "spec_model", "spec_tokens", "logits_processors", "logprobs_mode")
+)
+"""Engine arguments that would be without effect, or wrong, with the sampler of vllm_sampler.py."""
 CPU_BLOCK_SIZE = 32
 """Tokens per KV block on a CPU. Only full blocks are shared, and vLLM's 128 are more than many prompts have."""
 CPU_SEQUENCES = 64
@@ -85,7 +90,6 @@ class VLLMSettings:
             "skip_tokenizer_init": True,
             "generation_config": "vllm",  # sampling comes with each request, never from the model's folder
             "seed": 0,  # so do seeds
-            "logprobs_mode": "processed_logprobs",
             "enforce_eager": device == "cpu" if self.enforce_eager is None else self.enforce_eager,
             "distributed_executor_backend": "uni" if self.tensor_parallel_size == 1 else "external_launcher",
             "enable_sleep_mode": device != "cpu" and self.sleep_level > 0,
@@ -145,6 +149,8 @@ def start_engine(settings: VLLMSettings, model: str, dtype: torch.dtype, device:
             config.cache_config.kv_cache_memory_bytes = cpu_kv_cache_bytes(config)
         engine = LLMEngine(config, _executor(config, device, replica), log_stats=False, multiprocess_mode=False)
     replica.unlink_shared_memory()
+    # A step that fails raises; vLLM would print all its requests before that, which hides it.
+    logging.getLogger("vllm.logging_utils.dump_input").setLevel(logging.CRITICAL)
     # Collected, an engine would take the trainer's process group along; `stop_engine` does not.
     engine.engine_core._finalizer.detach()
     gc.unfreeze()  # vLLM hides all objects of the process from the collector, the trainer's as well
@@ -171,6 +177,8 @@ def _check_extra(extra: Mapping[str, Any], taken: Mapping[str, Any], known: set[
         path = f"actor_rollout_ref.rollout.engine_kwargs.vllm.{name}"
         if name in taken:
             raise ValueError(f"{path} is set by a key of its own or by the trainer: leave it out of engine_kwargs")
+        if name in OF_THE_SAMPLER:
+            raise ValueError(f"{path} is not supported: vLLM's sampler does not run here (see vllm_sampler.py)")
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; the nearest one is {near[0]!r}" if near else ""

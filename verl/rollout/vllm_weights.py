@@ -1,5 +1,6 @@
 """Looking into the model that vLLM holds: its weights, against the trainer's, and its KV cache on a CPU."""
 
+import mmap
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -56,19 +57,41 @@ def weight_errors(
     return errors
 
 
-def repack_tied_heads(model: nn.Module) -> None:
-    """Let output layers that share the embedding's weight follow it; to be called after every update.
+def pack_vocabularies_when_used(model: nn.Module) -> None:
+    """Let embeddings and output layers on a CPU make the packed copy that products take when they need it first.
 
-    On a CPU an output layer computes with a packed copy of its weight, which vLLM 0.32 makes anew only for layers whose
-    own weight is loaded. A tied one is loaded as the embedding and went on with the copy of the old weights. To be
-    dropped when vLLM reloads tied heads.
+    vLLM 0.32 makes it whenever a layer's weight is loaded. So it holds one of the embedding, which is only looked up,
+    and leaves that of an output layer that shares the embedding's weight as it was. To be dropped when vLLM packs for
+    output layers alone, and anew for tied ones.
     """
+    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
+    class PackedWhenUsed(UnquantizedEmbeddingMethod):
+        def process_weights_after_loading(self, layer: Any) -> None:
+            layer.cpu_linear = None
+
+        def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+            if layer.cpu_linear is None:
+                super().process_weights_after_loading(layer)
+            product: Tensor = super().apply(layer, x, bias)
+            return product
+
+    for layer in _vocabularies(model):
+        if type(layer.quant_method) is UnquantizedEmbeddingMethod:
+            layer.quant_method = PackedWhenUsed()
+    forget_packed_vocabularies(model)
+
+
+def forget_packed_vocabularies(model: nn.Module) -> None:
+    """Free these copies: their weights are about to change."""
+    for layer in _vocabularies(model):
+        layer.cpu_linear = None
+
+
+def _vocabularies(model: nn.Module) -> list[Any]:
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-    embeddings = {id(module.weight) for module in model.modules() if type(module) is VocabParallelEmbedding}
-    for head in _output_heads(model):
-        if id(head.weight) in embeddings:
-            head.quant_method.process_weights_after_loading(head)
+    return [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
 
 
 def _output_heads(model: nn.Module) -> list[Any]:
@@ -125,7 +148,10 @@ def _shares(module: Any, weight: Tensor, part: int | None, rank: int, size: int)
 
 
 class CPUKVCache:
-    """The KV cache tensors of a model on a CPU, whose memory can be given back and taken again."""
+    """The KV cache tensors of a model on a CPU, whose memory can be given back and taken again.
+
+    vLLM fills it with zeros at its start, and so takes all of it at once, however few of its blocks are ever used.
+    """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._tensors = list(tensors)
@@ -141,10 +167,11 @@ class CPUKVCache:
             tensor.set_(torch.UntypedStorage())
 
     def restore(self) -> None:
-        """Take memory again, all zeros (which the system hands out page by page, when they are used)."""
+        """Take memory again: zeros that the system hands out page by page as they are used."""
         storages: dict[int, torch.UntypedStorage] = {}
         for tensor, (address, size, offset, shape, stride) in zip(self._tensors, self._layouts, strict=True):
             if address not in storages:
-                storages[address] = torch.zeros(size, dtype=torch.uint8).untyped_storage()
+                memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                storages[address] = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
             tensor.set_(storages[address], offset, shape, stride)
         self._layouts.clear()

@@ -54,7 +54,12 @@ def sync_weights(weights: Weights, rollout: RolloutEngine, version: int, bucket_
     start = time.perf_counter()
     rollout.update_weights(counted(), version)
     seconds = time.perf_counter() - start
-    return {"perf/sync_bytes": Max(float(given)), "perf/sync_bytes_per_second": Mean(float(given), seconds)}
+    return sync_metrics(given, seconds)
+
+
+def sync_metrics(sent: int, seconds: float) -> Metrics:
+    """What is logged of an update of `sent` bytes that took `seconds`."""
+    return {"perf/sync_bytes": Max(float(sent)), "perf/sync_bytes_per_second": Mean(float(sent), seconds)}
 
 
 def check_weights(weights: Weights, rollout: RolloutEngine, dtype: torch.dtype) -> None:
