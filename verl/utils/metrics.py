@@ -20,15 +20,41 @@ class Mean:
         return Mean(self.total + other.total, self.count + other.count)
 
     def value(self) -> float:
-        return float(self.total) / float(self.count) if float(self.count) else float("nan")
+        return float("nan") if self.empty else float(self.total) / float(self.count)
+
+    @property
+    def empty(self) -> bool:
+        return not float(self.count)
 
     def detached(self) -> "Mean":
         return Mean(float(self.total), float(self.count))
 
 
 @dataclass(frozen=True)
+class Difference:
+    """The difference of two means, each over values of its own; NaN when one of them has none."""
+
+    left: Mean
+    right: Mean
+
+    def merge(self, other: "Difference") -> "Difference":
+        return Difference(self.left.merge(other.left), self.right.merge(other.right))
+
+    def value(self) -> float:
+        return self.left.value() - self.right.value()
+
+    @property
+    def empty(self) -> bool:
+        return self.left.empty or self.right.empty
+
+    def detached(self) -> "Difference":
+        return Difference(self.left.detached(), self.right.detached())
+
+
+@dataclass(frozen=True)
 class Sum:
     total: Any
+    empty = False
 
     def merge(self, other: "Sum") -> "Sum":
         return Sum(self.total + other.total)
@@ -42,6 +68,8 @@ class Sum:
 
 @dataclass(frozen=True)
 class Max:
+    """The largest value; -inf when there was none."""
+
     largest: Any
 
     def merge(self, other: "Max") -> "Max":
@@ -50,12 +78,18 @@ class Max:
     def value(self) -> float:
         return float(self.largest)
 
+    @property
+    def empty(self) -> bool:
+        return float(self.largest) == float("-inf")
+
     def detached(self) -> "Max":
         return Max(float(self.largest))
 
 
 @dataclass(frozen=True)
 class Min:
+    """The smallest value; inf when there was none."""
+
     smallest: Any
 
     def merge(self, other: "Min") -> "Min":
@@ -64,11 +98,15 @@ class Min:
     def value(self) -> float:
         return float(self.smallest)
 
+    @property
+    def empty(self) -> bool:
+        return float(self.smallest) == float("inf")
+
     def detached(self) -> "Min":
         return Min(float(self.smallest))
 
 
-Metric = Mean | Sum | Max | Min
+Metric = Mean | Difference | Sum | Max | Min
 Metrics = dict[str, Metric]
 
 
@@ -95,5 +133,6 @@ def detach_metrics(metrics: Mapping[str, Metric]) -> Metrics:
 
 
 def metric_values(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """The final figures."""
-    return {name: metric.value() for name, metric in metrics.items()}
+    """The final figures, without those that nothing was counted for, such as the loss of a step whose tokens were all
+    rejected."""
+    return {name: metric.value() for name, metric in metrics.items() if not metric.empty}

@@ -1,0 +1,74 @@
+import subprocess
+import sys
+
+import psutil
+import pytest
+import torch
+
+from verl.utils.memory import MemoryUsage, PeakMemory, reset_peaks
+
+RSS = "perf/peak_rss_gib"
+EIGHTH = torch.Size([2**27])  # bytes: 0.125 GiB
+
+
+def resettable() -> None:
+    if RSS not in reset_peaks():
+        pytest.skip("this kernel cannot reset the mark of the peak")
+
+
+def test_the_peak_of_a_phase_sees_a_tensor_that_is_gone_and_the_next_phase_does_not() -> None:
+    resettable()
+    memory = PeakMemory()
+    before = psutil.Process().memory_info().rss / 2**30
+    with memory.phase("generate"):
+        block = torch.ones(EIGHTH, dtype=torch.int8)
+        del block
+    with memory.phase("update"):
+        pass
+    peaks = memory.take()
+    assert 0.1 < peaks[f"{RSS}/generate"] - before < 0.2
+    assert peaks[f"{RSS}/update"] - before < 0.1
+    assert peaks[RSS] >= peaks[f"{RSS}/generate"]
+    # Phases are reported once, the highest of all time always.
+    assert memory.take().keys() == {RSS} and memory.take()[RSS] == peaks[RSS]
+
+
+def test_two_roles_of_one_process_miss_nothing_between_their_phases() -> None:
+    resettable()
+    first, second = PeakMemory(), PeakMemory()
+    with first.phase("a"):
+        pass
+    before = psutil.Process().memory_info().rss / 2**30
+    block = torch.ones(EIGHTH, dtype=torch.int8)
+    del block
+    with second.phase("b"):  # which resets the mark
+        pass
+    assert second.take()[RSS] - before > 0.1
+
+
+def test_a_phase_keeps_its_highest_and_counts_when_it_fails() -> None:
+    resettable()
+    memory = PeakMemory()
+    before = psutil.Process().memory_info().rss / 2**30
+    with pytest.raises(KeyError), memory.phase("a"):
+        block = torch.ones(EIGHTH, dtype=torch.int8)
+        del block
+        raise KeyError
+    with memory.phase("a"):
+        pass
+    assert memory.take()[f"{RSS}/a"] - before > 0.1
+
+
+def test_the_memory_of_the_parent_does_not_count() -> None:
+    code = "from verl.utils.memory import PeakMemory; print(PeakMemory().take()['perf/peak_rss_gib'])"
+    block = torch.ones(2**30, dtype=torch.int8)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    del block
+    assert float(done.stdout) < 0.9
+
+
+def test_usage_now() -> None:
+    usage = MemoryUsage.here()
+    assert usage.pid == psutil.Process().pid and 0 < usage.rss <= usage.peak_rss
+    if not torch.cuda.is_initialized():
+        assert usage.device == "cpu" and usage.allocated is None
