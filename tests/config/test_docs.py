@@ -56,8 +56,9 @@ def _attributes_read(file: Path) -> set[str]:
 
 def test_every_key_is_read() -> None:
     config = ROOT / "verl" / "config"
-    # resolve.py reads keys for all others: it turns them into the values of other keys.
-    files = [file for file in (ROOT / "verl").rglob("*.py") if config not in file.parents] + [config / "resolve.py"]
+    # These read keys for all others: they turn them into the values of other keys, and into places.
+    files = [file for file in (ROOT / "verl").rglob("*.py") if config not in file.parents]
+    files += [config / "resolve.py", config / "device_map.py"]
     read = set().union(*map(_attributes_read, files))
     unread = [path for path in all_leaves() if path.rpartition(".")[2] not in read]
     assert unread == []

@@ -104,3 +104,9 @@ def test_resolving_twice_changes_nothing_and_the_input_stays() -> None:
     assert resolve(once, needs_critic=False) == once
     once.critic.model.override_config["a"] = 1
     assert config == before
+
+
+def test_a_reward_model_gets_the_chats() -> None:
+    """With a template of its own it would else read the policy's marks as text."""
+    assert not resolve(load_config([])).data.return_raw_chat
+    assert resolve(load_config(["reward.reward_model.enable=true"])).data.return_raw_chat

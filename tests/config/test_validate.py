@@ -182,7 +182,7 @@ def test_the_layout_of_generation() -> None:
 
 def test_an_unknown_logger_and_a_choice_set_in_code() -> None:
     assert problems_of("trainer.logger=[console,wandbb]") == [
-        "trainer.logger=wandbb: expected one of console, file, tensorboard, wandb"
+        "trainer.logger=wandbb: expected one of console, file, tensorboard, wandb, mlflow, trackio, swanlab"
     ]
     config = config_of()
     config.trainer.device = "npu"  # type: ignore[assignment]

@@ -1,11 +1,28 @@
 """Law 6: a run's figures do not depend on where it ran."""
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray import cloudpickle
+
+from verl.config.loader import load_config
+from verl.models.loading import load_model_tokenizer
+from verl.protocol import DataProto
+from verl.rewards import RewardResult
+from verl.trainer import RayPPOTrainer
+from verl.trainer.checks import checked
+from verl.trainer.launch import placement, running
+from verl.trainer.roles import Role, default_roles
+from verl.worker import Dispatch, register
+from verl.worker.critic import CriticWorker
+from verl.worker.reference import ReferencePolicyWorker
+from verl.workers.ray import ResourcePoolManager, ensure_ray
 
 CLOCK = ("timing/", "perf/")
 Records = list[dict[str, Any]]
@@ -15,9 +32,8 @@ Run = Callable[..., Records]
 @pytest.fixture(scope="module", autouse=True)
 def ray_session() -> Iterator[None]:
     """One Ray for the runs of this file: each finds it running and leaves it so."""
-    from verl.workers.ray import ensure_ray
-
-    with ensure_ray(num_cpus=2):
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors cannot import test files
+    with ensure_ray(num_cpus=4):
         yield
 
 
@@ -25,10 +41,15 @@ def read_metrics(folder: Path) -> Records:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def figures(record: dict[str, Any]) -> set[str]:
+    """The names of what is computed; those of the clock and of memory follow the layout."""
+    return {name for name in record if not name.startswith(CLOCK)}
+
+
 def assert_same(one: Records, two: Records) -> None:
     assert len(one) == len(two)
     for left, right in zip(one, two, strict=True):
-        assert left.keys() - {"timing/validate"} == right.keys() - {"timing/validate"}
+        assert figures(left) == figures(right)
         for name, value in left.items():
             if isinstance(value, float) and not name.startswith(CLOCK):
                 assert right[name] == pytest.approx(value, abs=1e-4, rel=1e-4), (left["step"], name)
@@ -47,12 +68,6 @@ def test_local_and_ray_with_1_and_2_processes(
 
 
 def test_roles_on_two_pools(tiny_run: Callable[..., list[str]], run_metrics: Run, tmp_path: Path) -> None:
-    from verl.config.loader import load_config
-    from verl.models.loading import load_model_tokenizer
-    from verl.trainer import RayPPOTrainer
-    from verl.trainer.checks import checked
-    from verl.trainer.roles import Role, default_roles
-    from verl.workers.ray import ResourcePoolManager
 
     local = run_metrics(tiny_run(), "local")
     config = checked(load_config(tiny_run("trainer.worker_group=ray", f"trainer.default_local_dir={tmp_path / 'two'}")))
@@ -71,6 +86,89 @@ def test_roles_on_two_pools(tiny_run: Callable[..., list[str]], run_metrics: Run
     assert_same(local, read_metrics(tmp_path / "two"))
 
 
+def test_actor_and_rollout_apart(tiny_run: Callable[..., list[str]], run_metrics: Run) -> None:
+    # Weights must reach the rollout at the start, after every update, and when a run resumes.
+    overrides = tiny_run("trainer.total_training_steps=3", "actor_rollout_ref.rollout.check_weight_sync=true")
+    local = run_metrics(overrides, "local")
+    device_map = "{actor: {type: fsdp, devices: [cpu:0, cpu:1]}, rollout: {type: hf, devices: [cpu:2]}}"
+    apart = [*overrides, "trainer.worker_group=ray", f"trainer.device_map={device_map}", "trainer.save_freq=2"]
+    run_metrics([*apart, "trainer.total_training_steps=2"], "apart")
+    resumed = run_metrics(apart, "apart")
+    assert_same(local, resumed)
+    assert all(record["rollout/logprob_abs_diff_max"] < 1e-4 for record in resumed)
+    assert all(record["perf/sync_bytes"] > 0 for record in resumed)
+
+
+def test_critic_and_reference_apart_from_actor_and_each_other(
+    tiny_run: Callable[..., list[str]], run_metrics: Run
+) -> None:
+    device_map = "{ref: {type: cpu, devices: [cpu:1]}, critic: {devices: [cpu:1], own_process: true}}"
+    mapped = ["trainer.worker_group=ray", f"trainer.device_map={device_map}"]
+    assert_same(run_metrics(tiny_run(), "local"), run_metrics(tiny_run(*mapped), "mapped"))
+
+
+def meet(folder: Path, name: str) -> None:
+    """Return when the reference, the critic and the reward have all begun; TimeoutError when they never do."""
+    (folder / name).touch()
+    deadline = time.monotonic() + 60
+    while len(list(folder.iterdir())) < 3:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{name} runs alone: {sorted(path.name for path in folder.iterdir())} have begun")
+        time.sleep(0.01)
+
+
+class MeetingReference(ReferencePolicyWorker):
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_ref_log_prob(self, batch: DataProto) -> DataProto:
+        meet(Path(self.config.trainer.default_local_dir).with_name("meeting"), "ref")
+        return super().compute_ref_log_prob(batch)
+
+
+class MeetingCritic(CriticWorker):
+    @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
+    def compute_values(self, batch: DataProto) -> DataProto:
+        meet(Path(self.config.trainer.default_local_dir).with_name("meeting"), "critic")
+        return super().compute_values(batch)
+
+
+def test_reference_values_and_reward_overlap_on_pools_of_their_own(
+    tiny_run: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    meeting = tmp_path / "meeting"
+    meeting.mkdir()
+    device_map = "{ref: {type: cpu, devices: [cpu:1]}, critic: {devices: [cpu:2]}}"
+    config = checked(
+        load_config(
+            tiny_run("trainer.worker_group=ray", f"trainer.device_map={device_map}", "trainer.total_training_steps=1")
+        )
+    )
+
+    def meeting_reward(batch: DataProto) -> RewardResult:
+        meet(meeting, "reward")
+        return RewardResult(batch.batch["response_mask"].float(), {})
+
+    roles = default_roles(config) | {"ref": MeetingReference, "critic": MeetingCritic}
+    tokenizer = load_model_tokenizer(config.actor_rollout_ref.model)
+    trainer = RayPPOTrainer(config, tokenizer, roles, **placement(config, roles), reward_fn=meeting_reward)
+    with running(trainer):
+        trainer.fit()
+    assert {path.name for path in meeting.iterdir()} == {"ref", "critic", "reward"}
+
+
+def test_devices_that_do_not_exist(tiny_run: Callable[..., list[str]], run_metrics: Run) -> None:
+    overrides = tiny_run("trainer.worker_group=ray", "trainer.device_map={critic: {devices: ['cuda:7']}}")
+    with pytest.raises(ValueError, match=r"gives critic cuda:7, but node .* has 0 GPUs"):
+        run_metrics(overrides)
+    overrides = tiny_run("trainer.worker_group=ray", "trainer.device_map={critic: {gpus: 2}}")
+    with pytest.raises(ValueError, match=r"gives critic 2 GPUs of one node, but node .* has 0: ask for fewer"):
+        run_metrics(overrides)
+    with pytest.raises(ValueError, match=r"trainer.device=cuda, but node .* has no GPU: use trainer.device=cpu"):
+        run_metrics(tiny_run("trainer.worker_group=ray", "trainer.device=cuda"))
+    overrides = tiny_run("trainer.worker_group=ray", "trainer.device_map={critic: {type: cpu, node: 3}}")
+    with pytest.raises(ValueError, match=r"node 3: there is no such node; the cluster has 0: "):
+        run_metrics(overrides)
+
+
 def test_balancing_tokens_over_processes_changes_nothing(tiny_run: Callable[..., list[str]], run_metrics: Run) -> None:
     overrides = tiny_run("trainer.worker_group=ray", "trainer.n_gpus_per_node=2")
     assert_same(run_metrics(overrides, "plain"), run_metrics([*overrides, "trainer.balance_batch=true"], "balanced"))
@@ -87,12 +185,27 @@ def test_g4_a_checkpoint_of_two_processes_loads_in_one(
     assert_same(whole, resumed)
 
 
+def test_one_step_across_two_nodes(tiny_run: Callable[..., list[str]], tmp_path: Path, run_metrics: Run) -> None:
+    # A cluster of its own, in a process of its own: Ray knows one cluster per driver.
+
+    overrides = tiny_run("trainer.total_training_steps=1")
+    local = run_metrics(overrides, "local")
+    arguments = [
+        *overrides,
+        "trainer.worker_group=ray",
+        "trainer.device_map={actor: {devices: [cpu:0], node: [0, 1]}, ref: {type: cpu, node: 1}}",
+        f"trainer.default_local_dir={tmp_path / 'nodes'}",
+    ]
+    script = Path(__file__).with_name("two_nodes.py")
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "actor_rollout on 2 nodes, ref on 1" in done.stdout
+    assert_same(local, read_metrics(tmp_path / "nodes"))
+
+
 def test_a_custom_worker_from_a_trainer_subclass(tiny_run: Callable[..., list[str]]) -> None:
-    from verl.config.loader import load_config
-    from verl.models.loading import load_model_tokenizer
-    from verl.trainer.checks import checked
-    from verl.trainer.launch import placement
-    from verl.trainer.roles import default_roles
 
     example = load_example("custom_worker")
     config = checked(load_config(tiny_run("trainer.worker_group=ray", "trainer.n_gpus_per_node=2")))

@@ -36,6 +36,13 @@ def test_means_are_over_rows_and_valid_tokens() -> None:
     assert not any(math.isnan(value) for value in metrics.values())
 
 
+def test_a_batch_without_a_valid_token_has_no_figures() -> None:
+    rejected = batch()
+    rejected.batch["response_mask"][:] = 0
+    assert batch_metrics(rejected, max_response_length=2) == {}
+    assert rollout_agreement(rejected) == {}
+
+
 def test_agreement_of_the_two_engines() -> None:
     metrics = rollout_agreement(batch())
     assert metrics["rollout/logprob_abs_diff_mean"] == pytest.approx(0.25)

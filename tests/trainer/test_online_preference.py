@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from verl import DataProto
+from verl.config.loader import load_config
+from verl.trainer.checks import checked
 from verl.trainer.online_preference import preference_rows
 
 Run = Callable[..., list[dict[str, Any]]]
@@ -42,6 +44,18 @@ def test_samples_above_their_prompts_mean_are_desirable() -> None:
     assert rows.batch["input_ids"][:, 0, 0].tolist() == [0, 10, 20, 30, 40]
 
 
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+def test_d4_excluded_samples_rank_nowhere(loss: str) -> None:
+    batch = scored([1.0, 0.0, 5.0, 2.0, 0.0], list("aaabb"))
+    batch.batch["response_mask"][[1, 4]] = 0  # what the reward excluded has no tokens, and a score of 0
+    rows = preference_rows(batch, loss, 2)
+    if loss == "dpo":
+        assert rows.batch["input_ids"][:, :, 0].tolist() == [[20, 0]]
+    else:
+        assert rows.batch["input_ids"][:, 0, 0].tolist() == [0, 20]
+        assert rows.batch["labels"].tolist() == [False, True]
+
+
 def test_without_a_difference_there_are_no_rows() -> None:
     assert len(preference_rows(scored([1.0, 1.0], ["a", "a"]), "dpo", 2)) == 0
 
@@ -61,3 +75,31 @@ def test_a_run_without_preferences_goes_on(tiny_run: Callable[..., list[str]], r
     overrides = [key for key in tiny_run() if not key.startswith("algorithm.")]
     records = run_metrics([*overrides, "algorithm.name=dpo", f"reward.custom_reward_function.path={constant}"])
     assert [record["preference/rows"] for record in records] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["actor_rollout_ref.rollout.n=1"], "loss=dpo learns from the ranking .*n=1: there is nothing to rank"),
+        (["critic.enable=true"], "critic.enable=True, but algorithm.preference.loss=dpo uses no values"),
+        (["algorithm.use_kl_in_reward=true"], "use_kl_in_reward=True, but algorithm.preference.loss=dpo learns from"),
+        (["actor_rollout_ref.actor.entropy_coeff=0.1"], "actor.entropy_coeff=0.1, but algorithm.preference.loss=dpo"),
+        (["algorithm.preference.simpo_gamma=1"], "algorithm.preference: 'dpo' knows no gamma; known: beta"),
+        (["algorithm.preference.loss=dop"], "unknown preference loss 'dop'. Did you mean 'dpo'"),
+        (
+            ["algorithm.preference.loss=null", "algorithm.preference.beta=1"],
+            "preference.beta=1.0, but .* no loss reads",
+        ),
+    ],
+)
+def test_what_contradicts_a_ranking_is_refused(
+    tiny_run: Callable[..., list[str]], overrides: list[str], message: str
+) -> None:
+    keys = [key for key in tiny_run() if not key.startswith("algorithm.")]
+    with pytest.raises(ValueError, match=message):
+        checked(load_config([*keys, "algorithm.preference.loss=dpo", *overrides]))
+
+
+def test_a_ranking_alone_needs_no_critic(tiny_run: Callable[..., list[str]]) -> None:
+    keys = [key for key in tiny_run() if not key.startswith("algorithm.")]
+    assert checked(load_config([*keys, "algorithm.preference.loss=ipo"])).critic.enable is False

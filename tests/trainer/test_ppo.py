@@ -2,16 +2,25 @@
 
 import json
 import logging
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from verl.config import PPOConfig
+from verl.config.loader import load_config
 from verl.data import PromptDataset
 from verl.protocol import DataProto
 from verl.trainer import Callback, PPOTrainer, RayPPOTrainer
+from verl.trainer.checks import checked
+from verl.trainer.launch import placement, running
+from verl.trainer.ppo import SHORT_KEYS
+from verl.trainer.roles import default_roles
 from verl.utils import get_model_and_tokenizer
 
 LOCAL = {"trainer": {"worker_group": "local"}, "rollout": {"max_response_length": 4}}
@@ -46,13 +55,15 @@ def test_a_loaded_model_and_a_lambda(
         output_dir=str(tmp_path / "out"),
     )
     with caplog.at_level(logging.INFO, logger="verl.trainer"):
+        children = psutil.Process().children()
         metrics = trainer.train()
+    assert psutil.Process().children() == children, "the processes that scored are still there"
     assert metrics["reward/score_mean"] > 0 and metrics["critic/vf_loss"] > 0
     for line in (
-        "[Step 1] Rollout: 8 prompts -> 8 responses (latency: ",
-        "[Step 1] Reward: computed for 8 samples",
-        "[Step 1] Advantage: GAE(lambda=1) done",
-        "[Step 1] Actor update: loss=",
+        "[Step 0] Rollout: 8 prompts -> 8 responses (latency: ",
+        "[Step 0] Reward: computed for 8 samples",
+        "[Step 0] Advantage: GAE(lambda=1) done",
+        "[Step 0] Actor update: loss=",
     ):
         assert line in caplog.text
     # The user's own model is as it was; the trained one is another, of the same dtype.
@@ -125,12 +136,31 @@ def test_callbacks_see_the_batch_and_can_stop(tiny_model_dir: Path, prompts: Pat
 def test_what_is_missing_or_given_twice(tiny_model_dir: Path) -> None:
     with pytest.raises(ValueError, match="actor_model and actor_model_name are both given"):
         PPOTrainer(actor_model=str(tiny_model_dir), actor_model_name=str(tiny_model_dir))
-    with pytest.raises(ValueError, match=r"unknown key training.batchsize \(settings\)"):
+    with pytest.raises(ValueError, match=r"unknown key training.batchsize .* did you mean training.batch_size"):
         PPOTrainer(actor_model=str(tiny_model_dir), config={"training": {"batchsize": 8}})
     with pytest.raises(ValueError, match="there is nothing to train on"):
         PPOTrainer(actor_model=str(tiny_model_dir)).train()
     with pytest.raises(RuntimeError, match="call train"):
-        PPOTrainer(actor_model=str(tiny_model_dir)).get_model()
+        PPOTrainer(actor_model=tiny_model_dir).get_model()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"actor_model": 5}, "actor_model is a int: expected a loaded module, a folder or a hub id"),
+        ({"critic_model": ["m"]}, "critic_model is a list"),
+        ({"tokenizer": "gpt2"}, "tokenizer='gpt2' is a name: give a loaded one"),
+        ({"callbacks": Callback()}, "expected a list of verl.trainer.Callback objects"),
+        (
+            {"callbacks": [Callback(), print]},
+            r"callbacks\[1\] is <built-in function print>, which is no Callback object",
+        ),
+        ({"callbacks": [Callback]}, r"callbacks\[0\] .* make one of the class"),
+    ],
+)
+def test_objects_of_another_kind(tiny_model_dir: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        PPOTrainer(**{"actor_model": str(tiny_model_dir), **given})
 
 
 def test_names_in_the_place_of_lists_and_sections(tiny_model_dir: Path) -> None:
@@ -200,3 +230,119 @@ def test_data_that_would_fail_in_the_first_step(tiny_model_dir: Path, tmp_path: 
     )
     with pytest.raises(ValueError, match=message):
         trainer.train()
+
+
+def test_three_ways_to_start_a_run_give_the_same_figures(
+    tiny_run: Callable[..., list[str]], sums_file: Path, tmp_path: Path
+) -> None:
+    def overrides(name: str) -> list[str]:
+        return tiny_run("trainer.test_freq=0", f"trainer.default_local_dir={tmp_path / name}")
+
+    def figures(name: str) -> list[dict[str, float]]:
+        records = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        return [{k: v for k, v in record.items() if not k.startswith(("timing/", "perf/"))} for record in records]
+
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides("command_line")]
+    subprocess.run(command, check=True, capture_output=True, timeout=200)
+
+    config = checked(load_config(overrides("ray_ppo")))
+    roles = default_roles(config)
+    tokenizer = trainer_tokenizer(Path(str(config.actor_rollout_ref.model.path)))
+    trainer = RayPPOTrainer(config, tokenizer, roles, **placement(config, roles))
+    with running(trainer):
+        trainer.fit()
+
+    config = load_config(overrides("ppo"))
+    model = config.actor_rollout_ref.model.path
+    PPOTrainer(actor_model_name=model, config=config, dataset=str(sums_file), val_dataset=str(sums_file)).train()
+
+    expected = figures("command_line")
+    assert [record["step"] for record in expected] == [1, 2] and "val/arithmetic/reward/mean@1" in expected[-1]
+    for name in ("ray_ppo", "ppo"):
+        for record, found in zip(expected, figures(name), strict=True):
+            assert found == pytest.approx(record, abs=1e-6)
+
+
+def test_a_device_map_with_actor_and_rollout_apart(tiny_model_dir: Path, prompts: Path, tmp_path: Path) -> None:
+    device_map = tmp_path / "device_map.yaml"
+    device_map.write_text("actor: {type: fsdp, devices: ['cpu:0']}\nrollout: {type: hf, devices: ['cpu:1']}\n")
+    model, tokenizer = get_model_and_tokenizer(str(tiny_model_dir), dtype=torch.float32)
+
+    def train(name: str, **layout: Any) -> tuple[PPOTrainer, dict[str, float]]:
+        trainer = PPOTrainer(
+            actor_model=model,
+            reward_fn=lambda prompts, responses: [len(r) * 0.1 for r in responses],
+            dataset=PromptDataset(str(prompts), tokenizer, max_prompt_len=16),
+            config={
+                "training": {"num_steps": 2, "batch_size": 4, "learning_rate": 1e-3},
+                "rollout": {"max_response_length": 4},
+                **layout.pop("config", {}),
+            },
+            output_dir=str(tmp_path / name),
+            **layout,
+        )
+        return trainer, trainer.train()
+
+    trainer, mapped = train("mapped", device_map=str(device_map))
+    assert trainer.trainer is not None
+    assert trainer.trainer.resource_pool_manager.mapping == {
+        "actor": "actor+critic",
+        "critic": "actor+critic",
+        "rollout": "rollout",
+    }
+    _, local = train("local", config={"trainer": {"worker_group": "local"}})
+    for name in ("reward/score_mean", "actor/loss", "critic/vf_loss", "actor/grad_norm"):
+        assert mapped[name] == pytest.approx(local[name], rel=1e-4, abs=1e-5)
+
+
+def test_the_reward_section_holds_for_a_given_function(tiny_model_dir: Path, prompts: Path, tmp_path: Path) -> None:
+    """Two functions by name, one of which returns nothing for some rows, that are then excluded."""
+
+    def length(prompts: list[str], responses: list[str]) -> list[float | None]:
+        return [None if prompt.startswith("3") else float(len(r)) for prompt, r in zip(prompts, responses, strict=True)]
+
+    trainer = PPOTrainer(
+        actor_model=str(tiny_model_dir),
+        reward_fn={"length": length, "one": lambda prompts, responses: [1.0] * len(prompts)},
+        config={"training": {"batch_size": 8}, "reward": {"on_invalid": "exclude", "num_workers": 0}, **LOCAL},
+        output_dir=str(tmp_path / "out"),
+    )
+    metrics = trainer.train(dataset=PromptDataset(str(prompts), trainer_tokenizer(tiny_model_dir), 16))
+    assert metrics["reward/excluded"] == 1 and metrics["reward/one_mean"] == 1
+    both = {"custom_reward_function": {"path": "mine.py"}}
+    named = PPOTrainer(str(tiny_model_dir), reward_fn=length, config={"reward": both, **LOCAL})
+    with pytest.raises(ValueError, match="a reward function is given, and reward.custom_reward_function.path or"):
+        named.train(dataset=PromptDataset(str(prompts), trainer_tokenizer(tiny_model_dir), 16))
+
+
+def test_the_page_lists_the_short_keys() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "python_api.md").read_text(encoding="utf-8")
+    missing = [
+        f"| `{short}` | `{full}` |" for short, full in SHORT_KEYS.items() if f"| `{short}` | `{full}` |" not in page
+    ]
+    assert missing == []
+
+
+def test_a_misspelt_short_key_and_a_tokenizer_of_another_model(tiny_model_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"unknown key training.num_epoch \(config\): did you mean training.num_epochs"
+    ):
+        PPOTrainer(actor_model=str(tiny_model_dir), config={"training": {"num_epoch": 1}})
+    tokenizer = trainer_tokenizer(tiny_model_dir)
+
+    def train() -> None:
+        PPOTrainer(
+            actor_model=str(tiny_model_dir),
+            reward_fn=lambda prompts, responses: [1.0] * len(responses),
+            dataset=PromptDataset(["1+1="] * 4, tokenizer, 16),
+            config={"training": {"batch_size": 4}, **LOCAL},
+            output_dir=str(tmp_path / "out"),
+        ).train()
+
+    tokenizer.pad_token = None
+    with pytest.raises(ValueError, match="the tokenizer has no pad token"):
+        train()
+    tokenizer.pad_token = "<pad>"
+    tokenizer.add_tokens(["another"])
+    with pytest.raises(ValueError, match="has 129 tokens, but the policy's vocabulary has 128"):
+        train()

@@ -47,3 +47,22 @@ def test_a_score_that_is_none_stops_the_run_by_default(
         run_metrics(tiny_run(reward_file(tmp_path / "bad.py", "return None")))
     with pytest.raises(ValueError, match="no valid score to any of the 8 rows of step 1"):
         run_metrics(tiny_run(reward_file(tmp_path / "bad.py", "return None"), "reward.on_invalid=exclude"))
+
+
+def test_a_step_whose_tokens_are_all_rejected_logs_no_nan(tiny_run: Callable[..., list[str]], run_metrics: Run) -> None:
+    """The two engines agree to 1e-6 here, so that no ratio is between 5 and 6. The file has null for NaN."""
+    correction = "algorithm.rollout_correction"
+    records = run_metrics(
+        tiny_run(
+            f"{correction}.rollout_rs=token_k1",
+            f"{correction}.rollout_rs_threshold='5_6'",
+            f"{correction}.rollout_is=token",
+            "actor_rollout_ref.actor.use_kl_loss=true",
+            "algorithm.use_kl_in_reward=false",
+            "actor_rollout_ref.actor.entropy_coeff=0.1",
+        )
+    )
+    for record in records:
+        assert record["rollout_correction/rejected_tokens_frac"] == 1
+        assert "actor/loss" not in record
+        assert [name for name, value in record.items() if value is None] == []

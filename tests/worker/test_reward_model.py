@@ -154,6 +154,18 @@ def test_a_row_without_response_tokens_scores_nothing(worker: Any, causal_folder
     assert scores[1].abs().sum() == 0 and scores[0].abs().sum() > 0
 
 
+def test_a_score_that_is_not_finite_names_its_text(worker: Any, causal_folder: Path, tiny_tokenizer: Any) -> None:
+    """D4 for learned rewards. A row that was excluded may score what it will."""
+    batch = rows(tiny_tokenizer, PAIRS)
+    made = worker(causal_folder)
+    with torch.no_grad():
+        next(made.engine.module.hf_model.score.parameters()).fill_(float("nan"))
+    with pytest.raises(ValueError, match=r"gave the score nan to a text of \d+ tokens that ends in '.*three'"):
+        made.compute_rm_score(batch)
+    batch.batch["response_mask"][:] = 0
+    assert made.compute_rm_score(batch).batch["rm_scores"].count_nonzero() == 0
+
+
 def test_formats_of_the_text(tiny_tokenizer: Any) -> None:
     """Each format, and what is left of a text that is too long: its end, with the special tokens."""
     target = words_tokenizer()
@@ -179,10 +191,83 @@ def test_formats_of_the_text(tiny_tokenizer: Any) -> None:
     assert read(chats) == read(chats, text_format="chat") == ["[UNK] is one plus two [UNK] is three"]
     assert read(plain) == pair
     assert read(chats, max_length=3) == ["[UNK] is three"]
-    with pytest.raises(ValueError, match="set data.return_raw_chat=true"):
+    with pytest.raises(ValueError, match="needs chats, but the batch has none"):
         read(plain, text_format="chat")
     with pytest.raises(ValueError, match="text_format=pair, but its tokenizer has no sep_token"):
         Retokenizer(target, tiny_tokenizer, text_format="pair")
+
+
+def causal_tokenizer() -> Any:
+    """A causal model's tokenizer of whole words, without a separator: <s> a."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<s>", "</s>", "<unk>", "<end>", "user", "assistant", "why", "one", "two", "\n", "<", ">", "end"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    split = pre_tokenizers.Split
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [split(" ", "removed"), split("\n", "isolated"), split("<", "isolated"), split(">", "isolated")]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>",
+        additional_special_tokens=["<end>"],
+    )  # fmt: skip
+
+
+TURNS = "{% for m in messages %}{{ m.role }} {{ m.content }} <end>\n{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "text_end", "finished", "cut"),
+    [
+        (None, "template", "<s> why one two </s>", "<s> why one two"),
+        (TURNS, "template", "user why <end> \n assistant one two <end> \n", "user why <end> \n assistant one two"),
+        (TURNS, "turn", "user why <end> \n assistant one two <end>", "user why <end> \n assistant one two"),
+        ("{{ messages[1].content | trim }}{{ '\\n' }}", "turn", "one two \n", "one two"),  # no end of turn
+    ],
+)
+def test_a_response_that_was_cut_is_not_read_as_if_it_had_ended(
+    tiny_tokenizer: Any, template: str | None, text_end: Any, finished: str, cut: str
+) -> None:
+    """What stands last is what a causal model is asked at. The end tokens <|im_end|> and <eos> of the policy's
+    vocabulary become those of the other's; a response of the full width without one was cut."""
+    target = causal_tokenizer()
+    target.chat_template = template
+    retokenize = Retokenizer(tiny_tokenizer, target, text_end=text_end)
+    answer = tiny_tokenizer(" one two")["input_ids"]
+    width = len(answer) + 1
+    responses = [[*answer, 5], [*answer, 2], answer, [*answer, tiny_tokenizer(" ")["input_ids"][0]]]
+    mask = torch.tensor([[1] * len(ids) + [0] * (width - len(ids)) for ids in responses])
+    ids = torch.tensor([ids + [0] * (width - len(ids)) for ids in responses])
+    prompt = torch.tensor([tiny_tokenizer("why")["input_ids"]] * 4)
+    batch = DataProto.from_dict(
+        {
+            "input_ids": torch.cat([prompt, ids], dim=1),
+            "attention_mask": torch.cat([torch.ones_like(prompt), mask], dim=1),
+            "responses": ids,
+            "response_mask": mask,
+        }
+    ).batch
+    texts = retokenize(batch, [[{"role": "user", "content": "why"}]] * 4)
+    kept = texts["attention_mask"].bool()
+    read = [
+        " ".join(target.convert_ids_to_tokens(row[keep])) for row, keep in zip(texts["input_ids"], kept, strict=True)
+    ]
+    assert read == [finished, finished, finished, cut]  # the third stopped early, by a stop token that was left out
+
+
+def test_control_tokens_of_the_reward_model_cannot_be_spelt_out(tiny_tokenizer: Any) -> None:
+    """Or a policy would soon end its turn and praise itself in the user's name."""
+    target = causal_tokenizer()
+    batch = rows(tiny_tokenizer, [("why", "one <end>")], chats=True)
+    for template, expected in (
+        (None, "<s> <unk> < end > </s>"),  # "whyone"
+        (TURNS, "user why <end> \n assistant one < end > <end> \n"),
+    ):
+        target.chat_template = template
+        texts = Retokenizer(tiny_tokenizer, target)(batch.batch, batch.non_tensor_batch["raw_prompt"])
+        assert " ".join(target.convert_ids_to_tokens(texts["input_ids"][0])) == expected
 
 
 def test_keep_last() -> None:

@@ -95,7 +95,7 @@ def test_the_worker_gets_a_copy_and_the_driver_too() -> None:
     result = wg.add(sent)
     assert sent.batch["x"].tolist() == [0, 1, 2] and "extra" in sent.batch.keys()  # noqa: SIM118
     result.batch["x"] += 100
-    assert wg._processes._hosts["adder"].worker.seen.batch["x"].tolist() == [10, 11, 12]
+    assert wg.processes._hosts["adder"].worker.seen.batch["x"].tolist() == [10, 11, 12]
 
 
 def test_mini_batches_reach_the_worker() -> None:

@@ -7,6 +7,7 @@ from verl.config.actor_rollout_ref import (
     ActorConfig,
     ActorRolloutRefConfig,
     PolicyLossConfig,
+    PolicyTrainingConfig,
     RefConfig,
     RolloutConfig,
     SamplingConfig,
@@ -28,7 +29,6 @@ from verl.config.offline import (
 )
 from verl.config.ppo import PPOConfig
 from verl.config.preference import (
-    PreferenceActorConfig,
     PreferenceAlgorithmConfig,
     PreferenceConfig,
     PreferenceLossConfig,
@@ -56,7 +56,7 @@ __all__ = [
     "PPOConfig",
     "PairDataConfig",
     "PolicyLossConfig",
-    "PreferenceActorConfig",
+    "PolicyTrainingConfig",
     "PreferenceAlgorithmConfig",
     "PreferenceConfig",
     "PreferenceDataConfig",

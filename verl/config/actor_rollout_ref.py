@@ -14,14 +14,23 @@ class PolicyLossConfig:
 
 
 @dataclass
-class ActorConfig:
-    ppo_mini_batch_size: int = key(256, "prompts (not samples) per optimizer step")
+class PolicyTrainingConfig:
+    """How a policy is trained, whatever it learns from."""
+
+    ppo_mini_batch_size: int | None = key(None, "rows per optimizer step; null means data.train_batch_size")
     ppo_micro_batch_size_per_gpu: int | None = key(
-        None, "samples per forward and backward pass of one process; null takes its share of the mini-batch at once"
+        None, "samples or pairs per forward and backward pass of one process; null takes its share of the mini-batch"
     )
-    use_dynamic_bsz: bool = key(False, "cut micro-batches by tokens instead of by samples")
+    use_dynamic_bsz: bool = key(False, "cut micro-batches by tokens instead of by samples or pairs")
     ppo_max_token_len_per_gpu: int = key(16384, "tokens per micro-batch of one process, with use_dynamic_bsz")
     ppo_epochs: int = key(1, "passes over the batch of a step")
+    optim: OptimConfig = key(OptimConfig, "the policy's optimizer")
+    fsdp_config: FSDPConfig = key(FSDPConfig, "how the policy is sharded")
+
+
+@dataclass
+class ActorConfig(PolicyTrainingConfig):
+    ppo_mini_batch_size: int = key(256, "prompts (not samples) per optimizer step")
     shuffle: bool = key(False, "visit the samples of a step in a seeded random order")
     clip_ratio: float = key(0.2, "PPO clip range; clip_ratio_low and clip_ratio_high replace it on their side")
     clip_ratio_low: float | None = key(None, "lower clip range; null means clip_ratio")
@@ -38,8 +47,6 @@ class ActorConfig:
     use_kl_loss: bool = key(False, "add kl_loss_coef * KL(actor, ref) to the loss")
     kl_loss_coef: float = key(0.001, "weight of the KL loss")
     kl_loss_type: str = key("low_var_kl", "estimator of the KL loss: kl (k1), abs, mse (k2) or low_var_kl (k3)")
-    optim: OptimConfig = key(OptimConfig, "the actor's optimizer")
-    fsdp_config: FSDPConfig = key(FSDPConfig, "how the actor is sharded")
 
 
 @dataclass

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl.config.aliases import KEY_ALIASES, newer_name, usual_value
+from verl.config.device_map import implied_keys, read_device_map
 from verl.config.errors import ConfigError
 from verl.config.ppo import PPOConfig
 from verl.config.presets import PRESETS, preset_problems
@@ -23,6 +24,8 @@ from verl.config.unsupported import UNSUPPORTED, find_unsupported
 logger = logging.getLogger(__name__)
 
 Root = TypeVar("Root")
+
+DEVICE_MAP = "trainer.device_map"
 
 
 def load_config(
@@ -149,6 +152,12 @@ class _Building:
     def _assign(self, path: str, setting: _Setting, leaf: Leaf) -> None:
         inside = path != leaf.path
         value = setting.value if inside else usual_value(leaf.kind, setting.value)
+        if path == DEVICE_MAP and isinstance(value, str):
+            try:
+                value = read_device_map(value)
+            except ConfigError as error:
+                self.problems += error.problems
+                return
         if leaf.is_list and isinstance(value, str | int | float) and "${" not in str(value):
             value = [value]
         try:
@@ -167,8 +176,20 @@ class _Building:
             if path not in self.chosen:
                 OmegaConf.update(self.tree, path, value)
 
+    def _apply_device_map(self) -> None:
+        """The keys that the types in `trainer.device_map` stand for."""
+        if self.root is not PPOConfig:
+            return
+        device_map: Any = OmegaConf.to_container(self.tree.trainer.device_map, resolve=False)
+        for path, value in implied_keys(device_map).items():
+            chosen = self.chosen.get(path, value)
+            if chosen not in (value, "auto"):
+                self.problems.append(f"{DEVICE_MAP} means {path}={value}, but {path}={chosen} is set: leave one out")
+            OmegaConf.update(self.tree, path, value)
+
     def finish(self) -> Any:
         self._apply_preset()
+        self._apply_device_map()
         self.problems += [f"{', '.join(settings)}: not supported: {why}" for why, settings in self.refused.items()]
         if self.problems:
             raise ConfigError(self.problems)
@@ -208,9 +229,17 @@ def _strings(text: str) -> Any:
         return text
 
 
+_UNSPACED = re.compile(r"\[[^][{}]*\]|([{,]\s*[\w.\-]+):(?=\S)")
+"""A list of scalars, which may hold colons ([cpu:0, cpu:1]), or a key and its colon without the space of YAML."""
+
+
+def _spaced(match: re.Match[str]) -> str:
+    return match[0] if match[1] is None else f"{match[1]}: "
+
+
 def _yaml_value(text: str) -> Any:
     """YAML with its types; `{a:1}` is a mapping, as Hydra has it, and what is no YAML is a string."""
-    spaced = re.sub(r"([{,]\s*[\w.\-]+):(?=\S)", r"\1: ", text) if text.lstrip().startswith("{") else text
+    spaced = _UNSPACED.sub(_spaced, text) if text.lstrip().startswith("{") else text
     try:
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={spaced}"]), resolve=False)["value"]  # type: ignore[index, call-overload]
     except yaml.YAMLError:

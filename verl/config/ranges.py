@@ -120,6 +120,7 @@ RANGES: dict[str, Range] = {
     "trainer.save_freq": Range(low=0, also=-1),
     "trainer.log_val_generations": NOT_NEGATIVE,
     "trainer.ray_wait_register_center_timeout": POSITIVE,
+    "trainer.placement_timeout_s": POSITIVE,
     "trainer.worker_timeout_s": POSITIVE,
 }
 

@@ -2,11 +2,10 @@
 
 import copy
 
-from verl.config.actor_rollout_ref import ActorConfig, RefConfig, RolloutConfig
+from verl.config.actor_rollout_ref import ActorConfig, PolicyTrainingConfig, RefConfig, RolloutConfig
 from verl.config.critic import CriticConfig
 from verl.config.model import ModelConfig
 from verl.config.ppo import PPOConfig
-from verl.config.preference import PreferenceActorConfig
 
 
 def resolve(config: PPOConfig, needs_critic: bool | None = None) -> PPOConfig:
@@ -29,6 +28,8 @@ def resolve(config: PPOConfig, needs_critic: bool | None = None) -> PPOConfig:
         config.critic.enable = needs_critic
     if config.data.seed is None:
         config.data.seed = config.trainer.seed
+    if config.reward.reward_model.enable:
+        config.data.return_raw_chat = True  # a reward model with a template of its own reads the chat
     for optim in (policy.actor.optim, config.critic.optim):
         # Launch scripts write -1 for "by lr_warmup_steps_ratio".
         optim.lr_warmup_steps = max(optim.lr_warmup_steps, 0)
@@ -56,7 +57,7 @@ def _resolve_rollout(config: PPOConfig) -> None:
         rollout.dtype = config.actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype
 
 
-def resolve_log_probs(section: RolloutConfig | RefConfig, actor: ActorConfig | PreferenceActorConfig) -> None:
+def resolve_log_probs(section: RolloutConfig | RefConfig, actor: PolicyTrainingConfig) -> None:
     rows = section.log_prob_micro_batch_size_per_gpu
     if section.log_prob_use_dynamic_bsz is None:
         section.log_prob_use_dynamic_bsz = actor.use_dynamic_bsz and rows is None

@@ -67,6 +67,11 @@ class RewardModelConfig:
         "how another tokenizer reads prompt and response: in its chat template, as a pair of texts, or as one text; "
         "auto takes the template if there is one, the pair if it has a separator token",
     )
+    text_end: Literal["template", "turn"] = key(
+        "template",
+        "where a finished response ends in that template: as the template writes it, or at the token that ends a turn, "
+        "as main_reward_model trains; a response that was cut ends with its last word",
+    )
     weight: float = key(1.0, "weight of the reward model's score")
 
 

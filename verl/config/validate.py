@@ -2,37 +2,38 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from verl.config.device_map import ROLE_NAMES, places_of
 from verl.config.errors import ConfigError
+from verl.config.facts import Facts
 from verl.config.model import OptimConfig
 from verl.config.ppo import PPOConfig
 from verl.config.ranges import out_of_range
 from verl.config.resolve import resolve
-from verl.config.trainer import BaseTrainerConfig, RunConfig
+from verl.config.trainer import RunConfig
 from verl.config.tree import leaves, value_at
+from verl.config.validate_layout import check_device_map, check_roles, check_rollout_engine
 
 __all__ = ["resolve", "validate"]
 
 logger = logging.getLogger(__name__)
 
 ROLLOUTS = ("auto", "hf", "vllm")
-LOGGERS = ("console", "file", "tensorboard", "wandb")
+LOGGERS = ("console", "file", "tensorboard", "wandb", "mlflow", "trackio", "swanlab")
 LOSS_AGG_MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 KL_TYPES = tuple(
     f"{kind}{gradient}" for gradient in ("", "+") for kind in ("kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3")
 )
 
-
-@dataclass(frozen=True)
-class Facts:
-    """What the config does not say itself; see `validate`."""
-
-    needs_critic: bool | None = None
-    needs_groups: bool | None = None
-    num_devices: int | None = None
-    given: Collection[str] = ()
+NO_PART_OF_A_RANKING = (
+    "algorithm.use_kl_in_reward",
+    "algorithm.rollout_correction.rollout_is",
+    "algorithm.rollout_correction.rollout_rs",
+    "actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.actor.entropy_coeff",
+)
+"""Keys that change what is learnt from advantages."""
 
 
 def validate(
@@ -58,6 +59,7 @@ def validate(
     config = resolve(config, needs_critic)
     facts = Facts(needs_critic, needs_groups, num_devices, given)
     problems = list(out_of_range(config))
+    places_of(config.trainer)  # a wrong map is told alone: what follows from it would be wrong as well
     # With a number out of its range, the arithmetic would be wrong as well, or divide by zero.
     checks = CHECKS if problems else CHECKS + ARITHMETIC
     problems += [problem for check in checks for problem in check(config, facts)]
@@ -163,82 +165,53 @@ def _lengths(config: PPOConfig, facts: Facts) -> Iterator[str]:
             )
 
 
-def _processes(config: PPOConfig, facts: Facts) -> Iterator[str]:
-    yield from check_processes(config, facts)
-    world, sum_text = process_count(config.trainer)
-    size, n = config.actor_rollout_ref.actor.ppo_mini_batch_size, config.actor_rollout_ref.rollout.n
-    if size * n < world:
-        yield (
-            f"{sum_text}, but a mini-batch has only ppo_mini_batch_size {size} prompts x n {n} = {size * n} samples: "
-            "some processes would have nothing to train on"
-        )
-
-
-def process_count(trainer: BaseTrainerConfig) -> tuple[int, str]:
-    """Worker processes, and how the number comes about."""
-    nodes, per_node = trainer.nnodes, trainer.n_gpus_per_node
-    return (
-        nodes * per_node,
-        f"trainer.nnodes {nodes} x trainer.n_gpus_per_node {per_node} = {nodes * per_node} processes",
-    )
-
-
-def _rollout_engine(config: PPOConfig, facts: Facts) -> Iterator[str]:
-    rollout = config.actor_rollout_ref.rollout
-    path, size = "actor_rollout_ref.rollout.tensor_model_parallel_size", rollout.tensor_model_parallel_size
-    world, sum_text = process_count(config.trainer)
-    if world % size:
-        yield f"{path}={size} does not divide the number of processes: {sum_text}"
-    if rollout.name == "hf" and size > 1:
-        yield f"{path}={size}: transformers generates with the whole model in each process; use rollout.name=vllm"
-    prompt, response, limit = rollout.prompt_length, rollout.response_length, rollout.max_model_len
-    assert prompt is not None and response is not None and limit is not None
-    if limit < prompt + response:
-        yield (
-            f"actor_rollout_ref.rollout.max_model_len={limit}: a sequence may take data.max_prompt_length {prompt} + "
-            f"data.max_response_length {response} = {prompt + response} tokens"
-        )
-    unknown = sorted(set(rollout.engine_kwargs) - {"vllm"})
-    if unknown:
-        yield f"actor_rollout_ref.rollout.engine_kwargs.{unknown[0]}: the one engine that takes arguments is vllm"
-
-
-def check_processes(config: RunConfig, facts: Facts) -> Iterator[str]:
-    world, sum_text = process_count(config.trainer)
-    if config.trainer.worker_group == "local" and world > 1:
-        yield f"trainer.worker_group=local runs in one process, but {sum_text}: use worker_group=ray"
-    if facts.num_devices is not None and world > facts.num_devices:
-        yield f"{sum_text}, but there are {facts.num_devices} devices"
-    for path in leaves(type(config)):
-        if path.endswith(".fsdp_size"):
-            shards = value_at(config, path)
-            if shards != -1 and world % shards:
-                yield f"{path}={shards} does not divide the number of processes: {sum_text}"
-
-
 # ---- the algorithm ----
 
 
 def _critic(config: PPOConfig, facts: Facts) -> Iterator[str]:
-    name = config.algorithm.adv_estimator
+    ranked = config.algorithm.preference.loss
+    chosen = f"algorithm.adv_estimator={config.algorithm.adv_estimator}"
+    chosen = chosen if ranked is None else f"algorithm.preference.loss={ranked}"
     if facts.needs_critic is False and config.critic.enable:
-        yield f"critic.enable=True, but algorithm.adv_estimator={name} uses no values: leave critic.enable out"
+        yield f"critic.enable=True, but {chosen} uses no values: leave critic.enable out"
     if facts.needs_critic and not config.critic.enable:
-        yield f"critic.enable=False, but algorithm.adv_estimator={name} needs a critic: leave critic.enable out"
+        yield f"critic.enable=False, but {chosen} needs a critic: leave critic.enable out"
     warmup, steps = config.trainer.critic_warmup, config.trainer.total_training_steps
     if config.critic.enable is False and warmup > 0:
-        yield f"trainer.critic_warmup={warmup}, but this run has no critic (algorithm.adv_estimator={name})"
+        yield f"trainer.critic_warmup={warmup}, but this run has no critic ({chosen})"
     if steps is not None and not config.trainer.val_only and warmup >= steps:
         yield f"trainer.critic_warmup={warmup} of trainer.total_training_steps={steps}: the actor would never train"
 
 
 def _groups(config: PPOConfig, facts: Facts) -> Iterator[str]:
-    n = config.actor_rollout_ref.rollout.n
-    if facts.needs_groups and n < 2:
+    n, ranked = config.actor_rollout_ref.rollout.n, config.algorithm.preference.loss
+    if n >= 2:
+        return
+    if ranked is not None:
+        yield (
+            f"algorithm.preference.loss={ranked} learns from the ranking of a prompt's samples, but "
+            f"actor_rollout_ref.rollout.n={n}: there is nothing to rank; set n to 2 or more"
+        )
+    elif facts.needs_groups:
         yield (
             f"algorithm.adv_estimator={config.algorithm.adv_estimator} compares the samples of a prompt with each "
             f"other, but actor_rollout_ref.rollout.n={n}: every advantage would be 0; set n to 2 or more"
         )
+
+
+def _preference(config: PPOConfig, facts: Facts) -> Iterator[str]:
+    preference = config.algorithm.preference
+    if preference.loss is None:
+        for name, value in vars(preference).items():
+            if value not in (None, {}):
+                yield f"algorithm.preference.{name}={value}, but algorithm.preference.loss is not set: no loss reads it"
+        return
+    for path in NO_PART_OF_A_RANKING:
+        if value_at(config, path):
+            yield (
+                f"{path}={value_at(config, path)}, but algorithm.preference.loss={preference.loss} learns from the "
+                "ranking of samples and not from their advantages: leave it out"
+            )
 
 
 def _exploration(config: PPOConfig, facts: Facts) -> Iterator[str]:
@@ -306,7 +279,7 @@ def check_resume(config: RunConfig, facts: Facts) -> Iterator[str]:
 
 
 Check = Callable[[PPOConfig, Facts], Iterator[str]]
-ARITHMETIC: tuple[Check, ...] = (_mini_batches, _token_limits, _processes, _rollout_engine)
+ARITHMETIC: tuple[Check, ...] = (_mini_batches, _token_limits, check_roles, check_rollout_engine)
 CHECKS: tuple[Check, ...] = (
     _inputs,
     check_validation,
@@ -314,7 +287,9 @@ CHECKS: tuple[Check, ...] = (
     _lengths,
     _critic,
     _groups,
+    _preference,
     _exploration,
+    check_device_map,
     _adaptive_kl,
     _rewards,
     _optimizers,
@@ -343,6 +318,20 @@ def notes(config: PPOConfig) -> list[str]:
         found.append(
             "KL to the reference counts twice: in the reward (algorithm.use_kl_in_reward) and in the loss "
             "(actor_rollout_ref.actor.use_kl_loss)"
+        )
+    placed = {ROLE_NAMES[name] for name in trainer.device_map}
+    algorithm = config.algorithm
+    reference = algorithm.use_kl_in_reward or actor.use_kl_loss or algorithm.preference.loss is not None
+    switch = {
+        "critic": "an algorithm.adv_estimator with a critic (gae)",
+        "ref": "algorithm.use_kl_in_reward or actor_rollout_ref.actor.use_kl_loss",
+        "rm": "reward.reward_model.enable=True",
+    }
+    used = {"critic": config.critic.enable, "ref": reference, "rm": config.reward.reward_model.enable}
+    for role in sorted(role for role, needed in used.items() if needed is False and role in placed):
+        found.append(
+            f"trainer.device_map places the role {role}, which this run does not have: leave it out, or set "
+            f"{switch[role]}"
         )
     correction = config.algorithm.rollout_correction
     if correction.bypass_mode and (correction.rollout_is or correction.rollout_rs):

@@ -6,12 +6,14 @@ from collections.abc import Callable, Collection, Iterator
 from typing import Any, TypeVar
 
 from verl.config.errors import ConfigError
+from verl.config.facts import Facts
 from verl.config.offline import RewardModelTrainingConfig, SFTConfig
 from verl.config.preference import PreferenceConfig
 from verl.config.ranges import out_of_range
 from verl.config.resolve import resolve_log_probs
 from verl.config.tree import leaves, value_at
-from verl.config.validate import LOGGERS, Facts, check_betas, check_processes, check_resume, check_validation
+from verl.config.validate import LOGGERS, check_betas, check_resume, check_validation
+from verl.config.validate_layout import check_processes
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,6 @@
 """What a user may do between the steps of a run, without a subclass."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,3 +30,15 @@ class Callback:
 
     def on_train_end(self, trainer: "RayPPOTrainer", metrics: dict[str, float]) -> None:
         """All steps are done; `metrics` is what fit() returns."""
+
+
+def checked_callbacks(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
+    """The callbacks. TypeError for what is none, before a run has begun that it would end."""
+    if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable):
+        raise TypeError(f"callbacks={callbacks!r}: expected a list of verl.trainer.Callback objects")
+    found = tuple(callbacks)
+    for number, callback in enumerate(found):
+        if not isinstance(callback, Callback):
+            hint = "make one of the class: Class()" if isinstance(callback, type) else "subclass verl.trainer.Callback"
+            raise TypeError(f"callbacks[{number}] is {callback!r}, which is no Callback object: {hint}")
+    return found

@@ -3,11 +3,14 @@
 from collections.abc import Collection
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 from verl.algorithms.advantages import get_adv_estimator
 from verl.algorithms.policy_losses import get_policy_loss
+from verl.algorithms.preference_losses import get_preference_loss, loss_arguments
+from verl.algorithms.registry import check_keywords
 from verl.algorithms.rollout_correction import check_levels
-from verl.config import PPOConfig
+from verl.config import ModelConfig, PPOConfig
 from verl.config.errors import ConfigError
 from verl.config.validate import resolve, validate
 from verl.models.loading import check_model_folder, heads_problem, local_config, position_limit
@@ -23,9 +26,14 @@ def checked(config: PPOConfig, given: Collection[str] = ()) -> PPOConfig:
     Raises:
         ValueError: lists everything that is wrong, before any model loads.
     """
-    estimator = get_adv_estimator(config.algorithm.adv_estimator)
-    config = resolve(config, needs_critic=estimator.needs_critic)
-    validate(config, needs_critic=estimator.needs_critic, needs_groups=estimator.needs_groups, given=given)
+    estimator, preference = get_adv_estimator(config.algorithm.adv_estimator), config.algorithm.preference
+    if preference.loss is None:
+        needs_critic, needs_groups = estimator.needs_critic, estimator.needs_groups
+    else:
+        needs_critic, needs_groups = False, True
+        check_keywords(get_preference_loss(preference.loss).fn, loss_arguments(preference), "algorithm.preference")
+    config = resolve(config, needs_critic=needs_critic)
+    validate(config, needs_critic=needs_critic, needs_groups=needs_groups, given=given)
     loss = config.actor_rollout_ref.actor.policy_loss
     get_policy_loss(loss.loss_mode).check_kwargs(loss.loss_kwargs)
     if config.actor_rollout_ref.rollout.name == "vllm":
@@ -73,6 +81,29 @@ def _check_tensor_parallel(config: PPOConfig, given: Collection[str]) -> None:
     problem = heads_problem(local_config(path), size)
     if problem is not None:
         raise ConfigError([f"actor_rollout_ref.rollout.tensor_model_parallel_size={size}: {problem} (model {path!r})"])
+
+
+def check_tokenizer(tokenizer: Any, model: ModelConfig, module: Any = None) -> None:
+    """ValueError for a tokenizer that cannot pad, or that has more tokens than the policy.
+
+    Args:
+        module: the policy itself, when it is handed over instead of named.
+    """
+    if tokenizer.pad_token_id is None:
+        raise ValueError("the tokenizer has no pad token: set it first (tokenizer.pad_token = tokenizer.eos_token)")
+    size = _vocabulary(model, module)
+    if size is not None and hasattr(tokenizer, "__len__") and len(tokenizer) > size:
+        raise ValueError(
+            f"the tokenizer has {len(tokenizer)} tokens, but the policy's vocabulary has {size}: they do not belong "
+            "together; give the tokenizer of the model (tokenizer=..., or actor_rollout_ref.model.tokenizer_path)"
+        )
+
+
+def _vocabulary(model: ModelConfig, module: Any) -> int | None:
+    """The policy's vocabulary, as far as a config says it."""
+    if module is not None:
+        return getattr(getattr(module, "config", None), "vocab_size", None)
+    return None if model.path is None else local_config(model.path).get("vocab_size")
 
 
 def check_writable(key: str, folder: str | Path | None) -> None:

@@ -3,18 +3,23 @@
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 
 from verl.config import RunConfig
+from verl.config.device_map import ACTOR, Place, RolePlace, default_place, places_of
 from verl.config.loader import load, to_yaml
+from verl.config.trainer import TrainerConfig
+from verl.utils.activity import activities
 from verl.utils.backends import resolve_device
 from verl.workers import LocalWorkerGroup
 from verl.workers.ray import (
     RayClassWithInitArgs,
+    RayResourcePool,
     RayWorkerGroup,
     ResourcePoolManager,
     create_colocated_worker_cls,
@@ -56,24 +61,57 @@ def exit_with(main: Callable[[], Any]) -> None:
 
 
 def placement(config: RunConfig, roles: Iterable[str]) -> dict[str, Any]:
-    """A trainer's arguments that say where `roles` live: one pool shared by all, or this process."""
+    """A trainer's arguments that say where `roles` live: in this process, or on the pools of `trainer.device_map`.
+
+    Without a map, one pool is shared by all.
+    """
     if config.trainer.worker_group == "local":
         return {"ray_worker_group_cls": LocalWorkerGroup}
-    pools = ResourcePoolManager(
-        resource_pool_spec={"global_pool": [config.trainer.n_gpus_per_node] * config.trainer.nnodes},
-        mapping=dict.fromkeys(map(str, roles), "global_pool"),
-        use_gpu=resolve_device(config.trainer.device) == "cuda",
-        timeout_s=config.trainer.ray_wait_register_center_timeout,
-    )
+    pools = pools_for(config, [str(role) for role in roles])
     return {"resource_pool_manager": pools, "ray_worker_group_cls": RayWorkerGroup}
 
 
-def session(config: RunConfig, address: str | None = None) -> AbstractContextManager[Any]:
+def pools_for(config: RunConfig, roles: Iterable[str]) -> ResourcePoolManager:
+    """A pool for each place that `roles` have. Roles that the device map does not know live with the actor."""
+    places = {role: role_place(config, role) for role in roles}
+    own = [role for role, where in places.items() if where.own_process]
+    by_place: dict[Place, list[str]] = {}
+    for role, where in places.items():
+        by_place.setdefault(where.place, []).append(role)
+    pools: dict[str, RayResourcePool] = {}
+    mapping: dict[Hashable, str] = {}
+    for place, members in by_place.items():
+        name = "global_pool" if len(by_place) == 1 else "+".join(members)
+        shared = len([role for role in members if role not in own])
+        pools[name] = RayResourcePool(
+            [len(place.devices)] * len(place.nodes),
+            use_gpu=place.kind == "cuda" or (place.kind == "auto" and resolve_device() == "cuda"),
+            max_colocate_count=len(members) - shared + bool(shared),
+            name_prefix=name,
+            placement_strategy=place.strategy,
+            timeout_s=config.trainer.placement_timeout_s,
+            nodes=place.nodes,
+        )
+        mapping |= dict.fromkeys(members, name)
+    return ResourcePoolManager(pools, mapping, own_process=own)
+
+
+def role_place(config: RunConfig, role: str) -> RolePlace:
+    """Where a role's processes run. Raises ConfigError for a wrong `trainer.device_map`."""
+    if not isinstance(config.trainer, TrainerConfig):
+        return RolePlace(default_place(config.trainer))
+    places = places_of(config.trainer)
+    return places.get(role, RolePlace(places[ACTOR].place))
+
+
+def session(config: RunConfig, pools: ResourcePoolManager | None, address: str | None = None) -> Any:
     """Ray while the block runs: a running session is used and left alone, one started here ends with the block."""
+    activities()  # removes what the killed processes of former runs left
     if config.trainer.worker_group == "local":
         return nullcontext()
+    # Ray on this machine alone is told of as many CPUs as there are processes, since each of them takes one.
     return ensure_ray(
-        num_cpus=config.trainer.n_gpus_per_node if config.trainer.nnodes == 1 and address is None else None,
+        num_cpus=pools.cpus_on_one_node() if pools is not None and address is None else None,
         address=address,
         timeout_s=config.trainer.ray_wait_register_center_timeout,
     )
@@ -82,7 +120,7 @@ def session(config: RunConfig, address: str | None = None) -> AbstractContextMan
 @contextmanager
 def running(trainer: Any, address: str | None = None) -> Iterator[None]:
     """The trainer's workers with their models, in a Ray session if it needs one; all that was started here ends."""
-    with session(trainer.config, address):
+    with session(trainer.config, trainer.resource_pool_manager, address):
         try:
             trainer.init_workers()
             yield
@@ -100,14 +138,16 @@ def start_worker_groups(
     """A worker group for each role (role -> Worker subclass), pool by pool; their models are still to be loaded."""
     if resource_pool_manager is not None:
         resource_pool_manager.create_resource_pool()
-    pools: dict[int, tuple[Any, dict[str, RayClassWithInitArgs]]] = {}
+        resource_pool_manager.reserve()
+    together: dict[Hashable, tuple[Any, dict[str, RayClassWithInitArgs]]] = {}
     for role, worker_cls in roles.items():
         pool = resource_pool_manager and resource_pool_manager.get_resource_pool(role)
         given = {"module": modules[role]} if role in modules else {}
-        init = RayClassWithInitArgs(worker_cls, config=config, role=role, **given)
-        pools.setdefault(id(pool), (pool, {}))[1][role] = init
+        init = RayClassWithInitArgs(worker_cls, config=_role_config(config, pool), role=role, **given)
+        alone = pool is not None and role in resource_pool_manager.own_process
+        together.setdefault((id(pool), role if alone else None), (pool, {}))[1][role] = init
     groups: dict[str, Any] = {}
-    for pool, class_dict in pools.values():
+    for pool, class_dict in together.values():
         group = ray_worker_group_cls(
             resource_pool=pool,
             ray_cls_with_init=create_colocated_worker_cls(class_dict=class_dict),
@@ -115,6 +155,14 @@ def start_worker_groups(
         )
         groups |= group.spawn(prefix_set=class_dict.keys())
     return groups
+
+
+def _role_config(config: RunConfig, pool: RayResourcePool | None) -> RunConfig:
+    """The config as the workers of a pool see it: on the pool's devices."""
+    if pool is None:
+        return config
+    device: Literal["cpu", "cuda"] = "cuda" if pool.use_gpu else "cpu"
+    return replace(config, trainer=replace(config.trainer, device=device))  # type: ignore[type-var]
 
 
 def load_models(groups: Mapping[str, Any]) -> None:

@@ -46,6 +46,8 @@ def build_loaders(
     check_first_item("training", train_dataset, train.collate_fn, required)
     if val_dataset is None:
         return train, None
+    if data.val_batch_size is None and isinstance(val_dataset, IterableDataset):
+        raise ValueError("the validation data are a stream of unknown length: set data.val_batch_size")
     size = data.val_batch_size or len(val_dataset)
     validation = build_dataloader(val_dataset, data, train=False, batch_size=size, seed=seed)
     check_first_item("validation", val_dataset, validation.collate_fn, required)

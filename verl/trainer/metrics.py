@@ -20,11 +20,15 @@ logger = logging.getLogger("verl.trainer")
 def batch_metrics(batch: DataProto, max_response_length: int) -> dict[str, float]:
     """reward/*, response_length/*, prompt_length/*, kl/*, critic/* and the advantages' spread of one batch [B, P + R].
 
+    A batch without any valid token has none of them.
+
     `kl/ref_k1` and `kl/ref_k3` estimate KL(policy, reference) per token, whichever way it enters the training.
     """
     tensors = batch.batch
     mask = tensors["response_mask"].bool()
     rows = mask.any(-1)  # a row without tokens was excluded by the reward
+    if not rows.any():
+        return {}
     lengths = mask.sum(-1).float()[rows]
     prompt_lengths = tensors["attention_mask"][:, : -mask.shape[1]].sum(-1).float()[rows]
     scores = _row_sums(tensors["token_level_scores"], mask)[rows]
@@ -112,7 +116,7 @@ def score_metrics(batches: Sequence[DataProto]) -> dict[str, float]:
 def log_step(
     step: int, batch: DataProto, algorithm: AlgorithmConfig, timings: dict[str, float], metrics: dict[str, float]
 ) -> None:
-    """A step in four lines, for people who watch (logger `verl.trainer`, INFO)."""
+    """A step in four lines, for people who watch (logger `verl.trainer`, INFO). `step` counts from 0."""
     prompts, responses = len(set(batch.non_tensor_batch["uid"])), len(batch)
     latency = round(1000 * timings["gen"])
     logger.info("[Step %d] Rollout: %d prompts -> %d responses (latency: %dms)", step, prompts, responses, latency)

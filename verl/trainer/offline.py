@@ -10,6 +10,7 @@ One step, as the data sees it:
 
 import logging
 from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
@@ -28,8 +29,8 @@ from verl.trainer.checkpoint import Checkpoints
 from verl.trainer.launch import due, load_models, placement, running, shut_down, start_worker_groups
 from verl.trainer.metrics import throughput_metrics
 from verl.trainer.steps import for_workers
+from verl.utils.events import DRIVER, phase
 from verl.utils.metrics import Metrics, merge_metrics, metric_values
-from verl.utils.timing import timer
 from verl.utils.tracking import Tracking
 
 logger = logging.getLogger("verl.trainer.offline")
@@ -194,9 +195,9 @@ class OfflineTrainer(Generic[Config]):
             metrics: dict[str, float] = {}
             timings: dict[str, float] = {}
             last = self.global_step == self.total_steps
-            with timer("step", timings):
+            with self.phase("step", timings):
                 batch = self.prepare(rows, "train", timings)
-                with timer("update", timings):
+                with self.phase("update", timings, self.model_wg):
                     parts = self.model_wg.update(self._sent(batch, mini_batch_size=self.mini_batch_size()))
             metrics |= metric_values(merge_metrics(parts))
             metrics |= throughput_metrics(batch, timings["step"], self.model_wg.world_size)
@@ -205,11 +206,11 @@ class OfflineTrainer(Generic[Config]):
             metrics["data/untrained_rows"] = float((batch.batch["response_mask"].flatten(1).sum(1) == 0).sum())
 
             if due(trainer.test_freq, self.global_step, last) and self.val_dataloader is not None:
-                with timer("validate", timings):
+                with self.phase("validate", timings, self.model_wg):
                     final = self.validate()
                 metrics |= final
             if due(trainer.save_freq, self.global_step, last):
-                with timer("save", timings):
+                with self.phase("save", timings, self.model_wg):
                     self._save()
             metrics |= {f"timing/{name}": seconds for name, seconds in timings.items()}
             self.tracking.log(metrics, step=self.global_step)
@@ -218,6 +219,11 @@ class OfflineTrainer(Generic[Config]):
             final = final or metrics
         bar.close()
         return final
+
+    def phase(self, name: str, timings: dict[str, float], group: Any = None) -> AbstractContextManager[None]:
+        """A part of this step that `group`, or the driver itself, does: timed, logged, and shown by `who_waits`."""
+        role = DRIVER if group is None else group.role
+        return phase(name, timings, logger=logger, role=role, step=self.global_step)
 
     def _batches(self) -> Iterator[DataProto]:
         """Batches from where the loader stands, until the last step; counts the steps."""

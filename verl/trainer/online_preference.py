@@ -27,6 +27,8 @@ def preference_rows(batch: DataProto, loss: str, mini_batch_size: int) -> DataPr
         mini_batch_size: rows per optimizer step, within which KTO's mismatched answers are drawn.
     """
     batch = informative_groups(batch, "score")
+    # A row that the reward excluded has no tokens left: it ranks nowhere.
+    batch = batch.select_idxs(batch.batch["response_mask"].bool().any(-1))
     if not len(batch):
         return batch
     columns = {key: batch.batch[key] for key in SEQUENCE}

@@ -10,6 +10,7 @@ It builds the config of `RayPPOTrainer` and runs the same loop.
 
 import copy
 import dataclasses
+import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,10 @@ from torch import nn
 
 from verl.config import ModelConfig, PPOConfig
 from verl.config.loader import load_config
+from verl.config.tree import leaf_at
 from verl.models.loading import load_causal_lm, load_model_tokenizer
-from verl.rewards import Limits, RewardFunction, RewardManager
-from verl.trainer.callbacks import Callback
+from verl.rewards import load_reward_manager
+from verl.trainer.callbacks import Callback, checked_callbacks
 from verl.trainer.checks import check_models, checked
 from verl.trainer.launch import placement, running
 from verl.trainer.ray_ppo import RayPPOTrainer
@@ -58,7 +60,8 @@ class PPOTrainer:
         actor_model: the policy: a loaded module (trained as a copy: yours stays as it is; see `get_model`), or a folder
             or hub id. `actor_model_name` is the same for names alone.
         critic_model: a module, or a name; None builds a critic of the actor's structure with a value head.
-        reward_fn: `fn(prompts, responses) -> list of floats`, or any other kind of `verl.rewards.RewardFunction`.
+        reward_fn: `fn(prompts, responses) -> list of floats`, any other kind of `verl.rewards.RewardFunction`, or
+            several of them (a list, or name -> function); `config` may have keys of `reward`, such as `timeout_s`.
         dataset, val_dataset: `PromptDataset`, `RLHFDataset`, a path of data files, or anything with len() and [] that
             gives their items. `dataset` may also be given to `train`.
         config: nested dict of short keys (`SHORT_KEYS`) or full keys, or a PPOConfig.
@@ -69,16 +72,19 @@ class PPOTrainer:
         output_dir: logs and checkpoints.
         logger: trackers, or one; by default the file alone (with a PPOConfig, those that it names).
         callbacks: see `verl.trainer.callbacks.Callback`.
-        ray_address: a running Ray cluster to use; None uses a session that runs here, or starts one for the run.
+        device_map: devices by role, as a dict or a YAML file (docs/placement.md); by default every GPU of this machine,
+            or one process on the CPU.
+        ray_address: a running Ray cluster to use; None uses one that runs here, or starts one for the run.
 
-    Raises ValueError, before anything loads, for settings that are unknown or contradict each other.
+    Raises, before anything loads, ValueError for settings that are unknown or contradict each other, and TypeError for
+    models and callbacks that are none.
     """
 
     def __init__(
         self,
-        actor_model: nn.Module | str | None = None,
-        critic_model: nn.Module | str | None = None,
-        reward_fn: Callable[..., Any] | None = None,
+        actor_model: nn.Module | str | Path | None = None,
+        critic_model: nn.Module | str | Path | None = None,
+        reward_fn: Callable[..., Any] | Sequence[Callable[..., Any]] | Mapping[str, Callable[..., Any]] | None = None,
         dataset: Any = None,
         config: Mapping[str, Any] | PPOConfig | None = None,
         *,
@@ -86,25 +92,28 @@ class PPOTrainer:
         reward_model_name: str | None = None,
         algorithm: Mapping[str, Any] | str | None = None,
         tokenizer: Any = None,
-        ref_model: nn.Module | str | None = None,
-        reward_model: nn.Module | str | None = None,
+        ref_model: nn.Module | str | Path | None = None,
+        reward_model: nn.Module | str | Path | None = None,
         val_dataset: Any = None,
         output_dir: str | None = None,
         logger: Sequence[str] | str | None = None,
         callbacks: Sequence[Callback] = (),
+        device_map: Mapping[str, Any] | str | Path | None = None,
         ray_address: str | None = None,
     ) -> None:
         self.models = {
             "actor_rollout_ref.model": _one_of("actor_model", actor_model, actor_model_name),
-            "critic.model": critic_model,
+            "critic.model": _model("critic_model", critic_model),
             "reward.reward_model.model": _one_of("reward_model", reward_model, reward_model_name),
         }
-        self.ref_model = _loaded(ref_model)
+        self.ref_model = _loaded(_model("ref_model", ref_model))
         self.reward_fn = reward_fn
         self.dataset, self.val_dataset = dataset, val_dataset
-        self.callbacks = tuple(callbacks)
+        self.callbacks = checked_callbacks(callbacks)
         self.ray_address = ray_address
-        self.config = self._build_config(config, algorithm, output_dir, logger)
+        if isinstance(tokenizer, str | Path):
+            raise TypeError(f"tokenizer={str(tokenizer)!r} is a name: give a loaded one, or set model.tokenizer_path")
+        self.config = self._build_config(config, algorithm, output_dir, logger, device_map)
         self.tokenizer = tokenizer
         self.trainer: RayPPOTrainer | None = None
         self._trained: dict[str, torch.Tensor] | None = None
@@ -121,7 +130,7 @@ class PPOTrainer:
         reward = (
             None
             if self.reward_fn is None
-            else RewardManager(tokenizer, [RewardFunction(self.reward_fn)], Limits(num_workers=1))
+            else load_reward_manager(config.reward, tokenizer, config.data.max_response_length, self.reward_fn)
         )
         trainer = RayPPOTrainer(
             config,
@@ -163,6 +172,7 @@ class PPOTrainer:
         algorithm: Mapping[str, Any] | str | None,
         output_dir: str | None,
         logger: Sequence[str] | str | None,
+        device_map: Mapping[str, Any] | str | Path | None,
     ) -> PPOConfig:
         settings: dict[str, Any] = {}
         if logger is not None or not isinstance(config, PPOConfig):
@@ -178,9 +188,12 @@ class PPOTrainer:
         if isinstance(config, PPOConfig):
             settings = {**dict(_flat(dataclasses.asdict(config))), **settings}
         else:
-            settings |= {SHORT_KEYS.get(key, key): value for key, value in _flat(config or {})}
+            settings |= dict(_full_keys(config or {}))
+        if device_map is not None:
+            settings["trainer.device_map"] = dict(device_map) if isinstance(device_map, Mapping) else str(device_map)
+        self._finds_devices = not isinstance(config, PPOConfig) and "trainer.n_gpus_per_node" not in settings
         named: Mapping[str, Any] = {"name": algorithm} if isinstance(algorithm, str) else algorithm or {}
-        settings |= {SHORT_KEYS.get(key, key): value for key, value in _flat({"algorithm": dict(named)})}
+        settings |= dict(_full_keys({"algorithm": dict(named)}))
         return load_config(settings=settings)
 
     def _with_data(self, dataset: Any) -> PPOConfig:
@@ -191,11 +204,14 @@ class PPOTrainer:
         width = getattr(dataset, "max_prompt_length", None)
         if width is not None:
             config.data.max_prompt_length = width
-        actor = config.actor_rollout_ref.actor
+        actor, trainer = config.actor_rollout_ref.actor, config.trainer
         # The class's default is for clusters; a mini-batch larger than the batch means the whole batch here.
         actor.ppo_mini_batch_size = min(actor.ppo_mini_batch_size, config.data.train_batch_size)
+        if self._finds_devices and trainer.worker_group == "ray" and trainer.device != "cpu":
+            samples = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
+            trainer.n_gpus_per_node = max(1, min(torch.cuda.device_count(), samples))
         if self.val_dataset is None:
-            config.trainer.test_freq = -1
+            trainer.test_freq = -1
         return checked(config, given=self._given(dataset))
 
     def _given(self, dataset: Any = None) -> list[str]:
@@ -219,7 +235,7 @@ class PPOTrainer:
         """What each role starts from, where that is an object. The reference and a new critic start from the actor."""
         actor = self.models["actor_rollout_ref.model"]
         found = {
-            Role.ActorRollout: actor,
+            **dict.fromkeys((Role.ActorRollout, Role.Actor, Role.Rollout), actor),
             Role.RefPolicy: self.ref_model if self.ref_model is not None else actor,
             Role.Critic: self.models["critic.model"] if self.models["critic.model"] is not None else actor,
             Role.RewardModel: self.models["reward.reward_model.model"],
@@ -227,10 +243,18 @@ class PPOTrainer:
         return {str(role): model for role, model in found.items() if role in roles and isinstance(model, nn.Module)}
 
 
-def _one_of(name: str, model: nn.Module | str | None, by_name: str | None) -> nn.Module | str | None:
+def _model(name: str, model: Any) -> nn.Module | str | None:
+    if isinstance(model, Path):
+        return str(model)
+    if model is None or isinstance(model, nn.Module | str):
+        return model
+    raise TypeError(f"{name} is a {type(model).__name__}: expected a loaded module, a folder or a hub id")
+
+
+def _one_of(name: str, model: Any, by_name: Any) -> nn.Module | str | None:
     if model is not None and by_name is not None:
         raise ValueError(f"{name} and {name}_name are both given: leave one of them out")
-    return model if model is not None else by_name
+    return _model(name, model) if by_name is None else _model(f"{name}_name", by_name)
 
 
 def _loaded(model: nn.Module | str | None) -> nn.Module | None:
@@ -247,6 +271,16 @@ def _is_path(dataset: Any) -> bool:
     """Whether `dataset` names a data file or several."""
     names = dataset if isinstance(dataset, list) else [dataset]
     return all(isinstance(name, str | Path) for name in names)
+
+
+def _full_keys(nested: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(full key, value) for every leaf. ValueError for what is nearly a short key; the loader tells the rest."""
+    for key, value in _flat(nested):
+        if key not in SHORT_KEYS and leaf_at(key) is None:
+            near = difflib.get_close_matches(key, SHORT_KEYS, n=1, cutoff=0.8)
+            if near:
+                raise ValueError(f"unknown key {key} (config): did you mean {near[0]}? See docs/python_api.md")
+        yield SHORT_KEYS.get(key, key), value
 
 
 def _flat(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

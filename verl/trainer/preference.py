@@ -12,7 +12,6 @@ from verl.data.preference import JudgedDataset, PairDataset
 from verl.protocol import DataProto
 from verl.trainer.offline import OfflineTrainer
 from verl.trainer.steps import for_workers
-from verl.utils.timing import timer
 from verl.worker.preference import REFERENCE, PreferenceReferenceWorker, PreferenceWorker
 
 
@@ -59,7 +58,7 @@ class PreferenceTrainer(OfflineTrainer[PreferenceConfig]):
         if split in self._known:
             reference = self._known[split][rows.batch["index"]]
         else:
-            with timer("ref_log_prob", timings):
+            with self.phase("ref_log_prob", timings, self.worker_groups[self.ref_role]):
                 reference = self._ask_reference(rows)
         return rows.union(DataProto.from_dict({REFERENCE: reference}))
 

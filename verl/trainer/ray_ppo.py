@@ -14,10 +14,13 @@ One step, as the data sees it (columns are listed in verl/protocol/schema.py):
         update_actor           new weights                   -> actor_rollout (after critic_warmup)
         sync_weights           trainer -> rollout engine
       6 validate, save, log
+
+With `trainer.device_map`, actor and rollout may be two roles, and roles on devices of their own do 2 and 3 at once.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +32,16 @@ from verl.algorithms.kl import make_kl_controller
 from verl.algorithms.masked import masked_sum
 from verl.config import PPOConfig
 from verl.config.loader import to_dict
-from verl.protocol import DataProto
-from verl.rewards import RewardResult, launch, load_reward_manager
-from verl.trainer.callbacks import Callback
+from verl.protocol import DataProto, align
+from verl.rewards import RewardManager, RewardResult, load_reward_manager
+from verl.trainer.callbacks import Callback, checked_callbacks
 from verl.trainer.checkpoint import Checkpoints
-from verl.trainer.checks import check_writable, checked
+from verl.trainer.checks import check_tokenizer, check_writable, checked
 from verl.trainer.launch import due, load_models, shut_down, start_worker_groups
 from verl.trainer.loaders import build_loaders, total_steps
 from verl.trainer.metrics import batch_metrics, log_step, rollout_agreement, score_metrics, throughput_metrics
 from verl.trainer.online_preference import SEQUENCE, preference_rows
+from verl.trainer.plan import announce
 from verl.trainer.roles import Role, check_roles, needs_reference
 from verl.trainer.samples import sample_rows, write_rows
 from verl.trainer.steps import (
@@ -53,11 +57,14 @@ from verl.trainer.steps import (
     shuffled,
     with_tensors,
 )
+from verl.trainer.weights import connect, sync
+from verl.utils.activity import DRIVER
+from verl.utils.events import phase
 from verl.utils.metrics import merge_metrics, metric_values
 from verl.utils.seeding import derive_seed
-from verl.utils.timing import timer
 from verl.utils.tracking import Tracking
 from verl.worker.preference import REFERENCE
+from verl.workers import Task, run_together
 from verl.workers.ray import RayWorkerGroup
 
 logger = logging.getLogger("verl.trainer.ppo")
@@ -96,10 +103,12 @@ class RayPPOTrainer:
         modules: dict[str, torch.nn.Module] | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
+        self.modules = modules or {}
+        policy = self.modules.get(Role.ActorRollout, self.modules.get(Role.Actor))
         given = {
             "data.train_files": train_dataset,
             "data.val_files": val_dataset,
-            "actor_rollout_ref.model.path": (modules or {}).get(Role.ActorRollout),
+            "actor_rollout_ref.model.path": policy,
         }
         self.config = checked(config, given=[key for key, value in given.items() if value is not None])
         self.estimator = get_adv_estimator(self.config.algorithm.adv_estimator)
@@ -107,10 +116,10 @@ class RayPPOTrainer:
         self.role_worker_mapping = {str(role): worker for role, worker in role_worker_mapping.items()}
         self.resource_pool_manager = resource_pool_manager
         self.ray_worker_group_cls = ray_worker_group_cls
-        self.modules = modules or {}
-        self.callbacks = tuple(callbacks)
+        self.callbacks = checked_callbacks(callbacks)
         self.should_stop = False
         check_roles(self.config, self.role_worker_mapping)
+        check_tokenizer(tokenizer, self.config.actor_rollout_ref.model, policy)
 
         self.reward_fn = reward_fn or load_reward_manager(
             self.config.reward, tokenizer, self.config.data.max_response_length
@@ -144,7 +153,12 @@ class RayPPOTrainer:
     # ---- before the loop ----
 
     def init_workers(self) -> None:
-        """Start the worker groups, pool by pool, and load the models."""
+        """Log the plan and check that it can be carried out, start the worker groups, and load the models.
+
+        Raises ValueError for devices that do not exist and models that do not fit, RuntimeError when the cluster does
+        not free the devices within trainer.placement_timeout_s.
+        """
+        announce(self.config, self.role_worker_mapping, self.modules, self.resource_pool_manager)
         self.worker_groups = start_worker_groups(
             self.config,
             self.role_worker_mapping,
@@ -154,14 +168,22 @@ class RayPPOTrainer:
         )
         load_models(self.worker_groups)
         groups = self.worker_groups
-        self.actor_rollout_wg = groups[Role.ActorRollout]
+        apart = Role.ActorRollout not in groups
+        self.actor_rollout_wg = groups[Role.Actor if apart else Role.ActorRollout]
+        self.rollout_wg = groups[Role.Rollout] if apart else self.actor_rollout_wg
         self.critic_wg = groups[Role.Critic] if self.config.critic.enable else None
         self.ref_wg = groups[Role.RefPolicy] if needs_reference(self.config) else None
         self.rm_wg = groups[Role.RewardModel] if self.config.reward.reward_model.enable else None
+        self.weights_version = 0
+        connect(self.actor_rollout_wg, self.rollout_wg, self.config.trainer.worker_timeout_s)
 
     def shutdown(self) -> None:
-        """End the worker groups and give their resources back; the models are gone with them."""
+        """End the worker groups and give their resources back; the models are gone with them. So are the processes that
+        score; they start again when needed."""
         shut_down(self.worker_groups, self.resource_pool_manager)
+        for reward in (self.reward_fn, self.val_reward_fn):
+            if isinstance(reward, RewardManager):
+                reward.close()
         self.worker_groups = {}
 
     # ---- the loop ----
@@ -196,30 +218,32 @@ class RayPPOTrainer:
             self.global_step += 1
             metrics = {}
             timings: dict[str, float] = {}
-            with timer("step", timings):
-                batch, scoring = self._sample(prompts, timings, metrics)
+            with self._phase("step", timings):
+                batch = self._sample(prompts, timings, metrics)
                 if config.algorithm.preference.loss is None:
-                    batch = self._evaluate(batch, scoring, timings, metrics)
+                    batch = self._evaluate(batch, timings, metrics)
                     self._update(batch, timings, metrics)
                 else:
                     self._learn_preferences(batch, timings, metrics)
             if config.trainer.rollout_data_dir:
-                write_rows(config.trainer.rollout_data_dir, self.global_step, sample_rows(batch, self.tokenizer))
-            metrics |= throughput_metrics(batch, timings["step"], self.actor_rollout_wg.world_size)
-            metrics |= metric_values(merge_metrics(self.actor_rollout_wg.memory()))
+                rows = sample_rows(batch, self.tokenizer)
+                write_rows(config.trainer.rollout_data_dir, self.global_step, rows, config.trainer.dump_format)
+            processes = sum(group.world_size for group in self._groups_apart())
+            metrics |= throughput_metrics(batch, timings["step"], processes)
+            metrics |= metric_values(merge_metrics([part for group in self._groups() for part in group.memory()]))
 
-            log_step(self.global_step, batch, config.algorithm, timings, metrics)
+            log_step(self.global_step - 1, batch, config.algorithm, timings, metrics)
             for callback in self.callbacks:
                 callback.on_step_end(self, self.global_step, batch, metrics)
 
             # 6. validate, save, log
             last = self.global_step == self.total_steps or self.should_stop
             if due(config.trainer.test_freq, self.global_step, last) and self.val_dataloader is not None:
-                with timer("validate", timings):
+                with self._phase("validate", timings, self.rollout_wg):
                     validation = self._validate()
                 metrics |= validation
             if due(config.trainer.save_freq, self.global_step, last):
-                with timer("save", timings):
+                with self._phase("save", timings):
                     self._save()
             metrics |= {f"timing/{name}": seconds for name, seconds in timings.items()}
             tracking.log(metrics, step=self.global_step)
@@ -231,21 +255,18 @@ class RayPPOTrainer:
             callback.on_train_end(self, final)
         return final
 
-    def _sample(
-        self, prompts: Iterator[DataProto], timings: dict[str, float], metrics: dict[str, float]
-    ) -> tuple[DataProto, Any]:
+    def _sample(self, prompts: Iterator[DataProto], timings: dict[str, float], metrics: dict[str, float]) -> DataProto:
         """Steps 1 and 2: a batch of scored responses; with filter_groups, only prompts that have something to teach.
 
-        The second value is None, or with reward.launch_async the reward function whose scores are still to come.
+        The scores are still to come when they can be computed beside the log-probs of step 3.
         """
         algorithm, size = self.config.algorithm, self.config.data.train_batch_size
         filters = algorithm.filter_groups
         needs_scores = filters.enable or self.estimator.needs_greedy_baseline or algorithm.preference.loss is not None
-        if self.config.reward.launch_async and not needs_scores:
-            batch = self._respond(next(prompts), timings)
-            return batch, launch(self.reward_fn, batch, self.config.trainer.worker_timeout_s)
+        if not needs_scores and (self.config.reward.launch_async or len(self._groups_apart()) > 1):
+            return self._respond(next(prompts), timings)
         if not filters.enable:
-            return self._generate(next(prompts), timings, metrics), None
+            return self._generate(next(prompts), timings, metrics)
         kept: list[DataProto] = []
         tried = found = 0
         while found < size:
@@ -260,22 +281,22 @@ class RayPPOTrainer:
             tried += len(set(batch.non_tensor_batch["uid"]))
             found += len(set(kept[-1].non_tensor_batch["uid"]))
         metrics |= {"filter_groups/tried_prompts": float(tried), "filter_groups/kept_prompts": float(found)}
-        return DataProto.concat(kept)[: size * self.config.actor_rollout_ref.rollout.n], None
+        return DataProto.concat(align(kept))[: size * self.config.actor_rollout_ref.rollout.n]
 
     def _respond(self, prompts: DataProto, timings: dict[str, float]) -> DataProto:
-        with timer("gen", timings):
-            output = self.actor_rollout_wg.generate_sequences(self._generation_batch(prompts, "train"))
+        with self._phase("gen", timings, self.rollout_wg):
+            output = self.rollout_wg.generate_sequences(self._generation_batch(prompts, "train"))
         return _without_prompt_columns(prompts).union(output)
 
     def _generate(self, prompts: DataProto, timings: dict[str, float], metrics: dict[str, float]) -> DataProto:
         # 1. responses
         batch = self._respond(prompts, timings)
         # 2. scores
-        with timer("reward", timings):
+        with self._phase("reward", timings):
             batch, reward_metrics = self.score(batch)
         metrics |= reward_metrics
-        if self.estimator.needs_greedy_baseline:
-            with timer("gen_baseline", timings):
+        if self.estimator.needs_greedy_baseline and self.config.algorithm.preference.loss is None:
+            with self._phase("gen_baseline", timings, self.rollout_wg):
                 batch = with_tensors(batch, baseline_scores=self._greedy_scores(prompts))
         return batch
 
@@ -283,35 +304,47 @@ class RayPPOTrainer:
         """[B]: for each row the score of its prompt's most likely response, generated once for a prompt."""
         n = self.config.actor_rollout_ref.rollout.n
         once = prompts[::n]
-        output = self.actor_rollout_wg.generate_sequences(self._generation_batch(once, "greedy"))
+        output = self.rollout_wg.generate_sequences(self._generation_batch(once, "greedy"))
         scored, _ = self.score(_without_prompt_columns(once).union(output))
         return scored.batch["token_level_scores"].sum(-1).repeat_interleave(n)
 
-    def _evaluate(
-        self, batch: DataProto, scoring: Any, timings: dict[str, float], metrics: dict[str, float]
-    ) -> DataProto:
-        config = self.config
-        model_batch = for_workers(batch, balance_batch=config.trainer.balance_batch)
-        # 3. log-probs and values under the weights as they are
-        if config.algorithm.rollout_correction.bypass_mode:
+    def _evaluate(self, batch: DataProto, timings: dict[str, float], metrics: dict[str, float]) -> DataProto:
+        config, actor, ref, critic = self.config, self.actor_rollout_wg, self.ref_wg, self.critic_wg
+        bypass = config.algorithm.rollout_correction.bypass_mode
+        sent = for_workers(batch, balance_batch=config.trainer.balance_batch)
+
+        def task(name: str, run: Callable[[], Any], group: Any = None) -> Task:
+            def in_phase() -> Any:
+                with self._phase(name, timings, group):
+                    return run()
+
+            return Task(name, in_phase, group)
+
+        # 3. log-probs and values under the weights as they are; groups on devices of their own work at the same time
+        tasks: list[Task] = []
+        if not bypass:
+            tasks.append(task("old_log_prob", lambda: actor.compute_log_prob(sent), actor))
+        if ref is not None:
+            tasks.append(task("ref_log_prob", lambda: ref.compute_ref_log_prob(sent), ref))
+        if critic is not None:
+            tasks.append(task("values", lambda: critic.compute_values(sent), critic))
+        # 2. scores, unless they are there already
+        scored = "token_level_scores" in batch.batch.keys()  # noqa: SIM118
+        if not scored:
+            tasks.append(task("reward", lambda: self.score(batch)))
+        with self._phase("evaluate", timings):
+            outputs = run_together(tasks, config.trainer.worker_timeout_s)
+        if not scored:
+            batch, reward_metrics = outputs.pop()
+            metrics |= reward_metrics
+        for output in outputs:
+            batch = batch.union(output)
+        if bypass:
             batch = with_tensors(batch, old_log_probs=batch.batch["rollout_log_probs"])
         else:
-            with timer("old_log_prob", timings):
-                batch = batch.union(self.actor_rollout_wg.compute_log_prob(model_batch))
             metrics |= rollout_agreement(batch, config.actor_rollout_ref.rollout.max_logprob_diff)
-        if self.ref_wg is not None:
-            with timer("ref_log_prob", timings):
-                batch = batch.union(self.ref_wg.compute_ref_log_prob(model_batch))
-        if self.critic_wg is not None:
-            with timer("values", timings):
-                batch = batch.union(self.critic_wg.compute_values(model_batch))
-        # 2. scores, when they were computed meanwhile
-        if scoring is not None:
-            with timer("reward", timings):
-                batch, reward_metrics = self.score(batch, reward_fn=scoring)
-            metrics |= reward_metrics
         # 4. rewards and advantages
-        with timer("adv", timings):
+        with self._phase("adv", timings):
             batch = self._apply_kl(batch, metrics)
             batch, advantage_metrics = compute_advantage(batch, config.algorithm)
         metrics |= advantage_metrics
@@ -328,7 +361,7 @@ class RayPPOTrainer:
             rows = shuffled(batch, seed) if config.critic.shuffle else batch
             mini_batch_size = config.critic.ppo_mini_batch_size * n
             sent = for_workers(rows, "values", "returns", mini_batch_size=mini_batch_size, balance_batch=balance)
-            with timer("update_critic", timings):
+            with self._phase("update_critic", timings, self.critic_wg):
                 parts = self.critic_wg.update_critic(sent)
             metrics |= metric_values(merge_metrics(parts))
         if self.global_step <= config.trainer.critic_warmup:
@@ -343,12 +376,11 @@ class RayPPOTrainer:
         sent = for_workers(
             rows, "old_log_probs", "advantages", *optional, mini_batch_size=mini_batch_size, balance_batch=balance
         )
-        with timer("update_actor", timings):
+        with self._phase("update_actor", timings, self.actor_rollout_wg):
             parts = self.actor_rollout_wg.update_actor(sent)
+            self.weights_version += 1
         metrics |= metric_values(merge_metrics(parts))
-        with timer("sync", timings):
-            parts = self.actor_rollout_wg.sync_weights()
-        metrics |= metric_values(merge_metrics(parts))
+        self._sync(timings, metrics)
 
     def _learn_preferences(self, batch: DataProto, timings: dict[str, float], metrics: dict[str, float]) -> None:
         """Steps 3 to 5 of algorithm.preference: rank the samples of each prompt, and learn from the ranking."""
@@ -362,18 +394,38 @@ class RayPPOTrainer:
             logger.warning("step %d: no prompt has samples that differ in score: nothing to learn", self.global_step)
             return
         if self.ref_wg is not None:
-            with timer("ref_log_prob", timings):
+            with self._phase("ref_log_prob", timings, self.ref_wg):
                 output = self.ref_wg.compute_ref_log_prob(for_workers(rows, columns=SEQUENCE))
             reference = masked_sum(output.batch["ref_log_probs"], rows.batch["response_mask"], dim=-1)
             rows = with_tensors(rows, **{REFERENCE: reference})
-        with timer("update_actor", timings):
+        with self._phase("update_actor", timings, self.actor_rollout_wg):
             sent = for_workers(rows, columns=tuple(map(str, rows.batch.keys())), mini_batch_size=size)
             parts = self.actor_rollout_wg.update_preference(sent)
+            self.weights_version += 1
         metrics |= metric_values(merge_metrics(parts))
-        with timer("sync", timings):
-            metrics |= metric_values(merge_metrics(self.actor_rollout_wg.sync_weights()))
+        self._sync(timings, metrics)
 
     # ---- parts of a step ----
+
+    def _phase(self, name: str, timings: dict[str, float], group: Any = None) -> AbstractContextManager[None]:
+        """A part of the step that `group` (None: the driver) works on, with its seconds in `timings` and in the log."""
+        role = DRIVER if group is None else group.role
+        return phase(name, timings, logger=logger, role=role, step=self.global_step - 1)
+
+    def _sync(self, timings: dict[str, float], metrics: dict[str, float]) -> None:
+        """Bring the actor's new weights to the rollout."""
+        with self._phase("sync", timings, self.actor_rollout_wg):
+            parts = sync(self.actor_rollout_wg, self.rollout_wg, self.config.trainer.worker_timeout_s)
+        metrics |= metric_values(merge_metrics(parts))
+
+    def _groups(self) -> list[Any]:
+        """The groups of the roles that the trainer knows."""
+        groups = (self.actor_rollout_wg, self.rollout_wg, self.critic_wg, self.ref_wg, self.rm_wg)
+        return list({id(group): group for group in groups if group is not None}.values())
+
+    def _groups_apart(self) -> list[Any]:
+        """One of these groups for each set of processes."""
+        return list({id(group.processes): group for group in self._groups()}.values())
 
     def _prompt_batches(self) -> Iterator[DataProto]:
         """Batches of prompts from where the loader stands, epoch after epoch, without end."""
@@ -388,24 +440,23 @@ class RayPPOTrainer:
             prompts,
             columns=("input_ids", "attention_mask", "position_ids", "seed"),
             sampling=sampling,
+            weights_version=self.weights_version,
             eos_token_ids=[] if self.tokenizer.eos_token_id is None else [self.tokenizer.eos_token_id],
             pad_token_id=self.tokenizer.pad_token_id,
         )
 
-    def score(
-        self, batch: DataProto, validate: bool = False, reward_fn: Any = None
-    ) -> tuple[DataProto, dict[str, float]]:
+    def score(self, batch: DataProto, validate: bool = False) -> tuple[DataProto, dict[str, float]]:
         """Add `token_level_scores`: the rule's scores and the reward model's, by their weights.
 
         What the rule returned besides its score becomes the columns `score/<name>`. Rows that it excludes lose their
-        `response_mask`, so that they train nothing. `reward_fn` takes the place of the trainer's own.
+        `response_mask`, so that they train nothing.
         """
         reward = self.config.reward
         scores = torch.zeros(batch.batch["responses"].shape, dtype=torch.float32)
         extras: dict[str, Any] = {}
         metrics: dict[str, float] = {}
         if reward.rule_weight:
-            result: RewardResult = (reward_fn or (self.val_reward_fn if validate else self.reward_fn))(batch)
+            result: RewardResult = (self.val_reward_fn if validate else self.reward_fn)(batch)
             scores = scores + reward.rule_weight * result.token_level_scores
             extras = {f"{SCORE_COLUMN}{name}": column for name, column in result.extras.items()}
             metrics |= result.metrics
@@ -449,13 +500,13 @@ class RayPPOTrainer:
         trainer = self.config.trainer
         for number, rows in enumerate(self.val_dataloader):
             prompts = label_prompts(DataProto.from_single_dict(rows), number, n, derive_seed(seed, "validation"))
-            output = self.actor_rollout_wg.generate_sequences(self._generation_batch(prompts, "validate"))
+            output = self.rollout_wg.generate_sequences(self._generation_batch(prompts, "validate"))
             batch, _ = self.score(_without_prompt_columns(prompts).union(output), validate=True)
             batches.append(batch)
             missing = max(trainer.log_val_generations - len(samples), 0)
             samples += sample_rows(batch, self.tokenizer, None if trainer.validation_data_dir else missing)
         if trainer.validation_data_dir:
-            write_rows(trainer.validation_data_dir, self.global_step, samples)
+            write_rows(trainer.validation_data_dir, self.global_step, samples, trainer.dump_format)
         self.tracking.log_table("val/samples", samples[: trainer.log_val_generations], step=self.global_step)
         metrics = score_metrics(batches)
         for callback in self.callbacks:
@@ -485,6 +536,8 @@ class RayPPOTrainer:
         self.actor_rollout_wg.load_checkpoint(str(folder / "actor"))
         if self.critic_wg is not None:
             self.critic_wg.load_checkpoint(str(folder / "critic"))
+        if self.rollout_wg is not self.actor_rollout_wg:
+            sync(self.actor_rollout_wg, self.rollout_wg, self.config.trainer.worker_timeout_s)
         self.train_dataloader.load_state_dict(loader_state)
         self.kl_controller.load_state_dict(state["kl_controller"])
         self.global_step = state["global_step"]

@@ -5,17 +5,25 @@ from enum import Enum
 
 from verl.algorithms.preference_losses import get_preference_loss
 from verl.config import PPOConfig
+from verl.config.device_map import places_of, rollout_is_apart
+from verl.worker.actor import ActorWorker
 from verl.worker.actor_rollout import ActorRolloutWorker
 from verl.worker.base import Worker
 from verl.worker.critic import CriticWorker
 from verl.worker.reference import ReferencePolicyWorker
 from verl.worker.reward_model import RewardModelWorker
+from verl.worker.rollout import RolloutWorker
 
 
 class Role(str, Enum):  # noqa: UP042  (a str that prints as its value, on every Python that we support)
-    """Names of the roles that the trainer knows. Any other string names a role of the user's own."""
+    """Names of the roles that the trainer knows. Any other string names a role of the user's own.
+
+    Actor and rollout are one role, unless `trainer.device_map` puts them on different devices.
+    """
 
     ActorRollout = "actor_rollout"
+    Actor = "actor"
+    Rollout = "rollout"
     Critic = "critic"
     RefPolicy = "ref"
     RewardModel = "rm"
@@ -35,6 +43,8 @@ def needs_reference(config: PPOConfig) -> bool:
 def default_roles(config: PPOConfig) -> dict[str, type[Worker]]:
     """The roles that `config` (resolved) needs, each with its standard worker."""
     roles: dict[str, type[Worker]] = {Role.ActorRollout: ActorRolloutWorker}
+    if rollout_is_apart(places_of(config.trainer)):
+        roles = {Role.Actor: ActorWorker, Role.Rollout: RolloutWorker}
     if config.critic.enable:
         roles[Role.Critic] = CriticWorker
     if needs_reference(config):

@@ -1,5 +1,7 @@
 """The driver's own part of a step: pure functions from a batch to a batch."""
 
+from numbers import Real
+
 import numpy as np
 import torch
 from tensordict import TensorDict
@@ -150,23 +152,34 @@ def compute_advantage(batch: DataProto, config: AlgorithmConfig) -> tuple[DataPr
 
 
 def _components(batch: DataProto) -> dict[str, torch.Tensor]:
-    """The single rewards that the reward function returned beside its score, each [B]."""
-    columns = {
-        name.removeprefix(SCORE_COLUMN): column
-        for name, column in batch.non_tensor_batch.items()
-        if name.startswith(SCORE_COLUMN)
-    }
-    numbers = {
-        name: torch.tensor(column.astype(float), dtype=torch.float32)
-        for name, column in columns.items()
-        if all(isinstance(value, int | float) for value in column)
-    }
-    if not numbers:
+    """The single rewards that the reward function returned beside its score, each [B]; NaN in rows that it excluded.
+
+    Values that are no numbers, such as the answer that it read, are no rewards.
+    """
+    present = batch.batch["response_mask"].bool().any(-1).numpy()
+    rewards = {}
+    for name, column in batch.non_tensor_batch.items():
+        if not name.startswith(SCORE_COLUMN):
+            continue
+        numeric = np.array([isinstance(value, Real | np.bool_) for value in column])
+        if not numeric[present].any():
+            continue
+        name = name.removeprefix(SCORE_COLUMN)
+        if not numeric[present].all():
+            row = int(np.flatnonzero(present & ~numeric)[0])
+            raise ValueError(
+                f"reward {name!r} is a number in some rows, but {column[row]!r} in row {row}: a reward that is "
+                "normalised by itself needs a number in every row"
+            )
+        numbers = np.full(len(batch), np.nan, dtype=np.float32)
+        numbers[present] = column[present].astype(np.float32)
+        rewards[name] = torch.from_numpy(numbers)
+    if not rewards:
         raise ValueError(
             "this advantage estimator normalises several rewards one by one, but the reward function returned a single "
             "score: return a dict with `score` and one number for each reward"
         )
-    return numbers
+    return rewards
 
 
 def shuffled(batch: DataProto, seed: int) -> DataProto:

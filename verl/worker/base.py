@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from verl.utils.backends import communication_backend
+from verl.utils.memory import MemoryUsage, PeakMemory
 from verl.worker.dispatch import Dispatch, register
 from verl.worker.layout import MegatronPosition, MeshPosition
 
@@ -20,6 +21,7 @@ class Worker:
     Attributes:
         rank, world_size: this process in its group, from the environment (RANK, WORLD_SIZE); 0 and 1 without it.
         local_rank, local_world_size: the same among the group's processes on this node.
+        peak_memory: peaks of this process while the role's methods run.
 
     Raises ValueError when the environment holds a rank outside of its world.
     """
@@ -29,6 +31,7 @@ class Worker:
         self.local_rank, self.local_world_size = _place("LOCAL_RANK", "LOCAL_WORLD_SIZE")
         self._meshes: dict[str, MeshPosition] = {"train": MeshPosition(self.rank, self.world_size)}
         self._told: set[str] = set()
+        self.peak_memory = PeakMemory()
 
     @register(Dispatch.ONE_TO_ALL)
     def mesh_position(self, mesh: str) -> MeshPosition:
@@ -94,6 +97,11 @@ class Worker:
                 f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
             )
             raise
+
+    @register(Dispatch.ONE_TO_ALL)
+    def memory_usage(self) -> MemoryUsage:
+        """What this process and its device use now."""
+        return MemoryUsage.here()
 
     def close(self) -> None:
         """End what would stay when the worker goes and its process does not. Nothing, for most."""

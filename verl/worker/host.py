@@ -1,16 +1,23 @@
 """Runs a group's calls on one worker: brings its share of unfinished batches, calls, and wraps the result."""
 
+import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from verl.protocol import DataProto, DataProtoFuture
+from verl.utils.activity import doing
+from verl.utils.events import event
 from verl.worker.base import Worker
 from verl.worker.dispatch import JoinRows, registered_methods, split_rows_for
 from verl.worker.layout import MeshPosition
 from verl.worker.messages import Call, CallSite, Reply
 from verl.worker.rows import RowPlan, has_columns, same_rows, wants_own_split
+
+QUESTIONS = ("mesh_position", "memory", "memory_usage")
+"""Methods that tell something and do nothing: neither the log nor the memory's figures mention them."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,24 @@ class Host:
         return CallSite(self.role, method, self.worker.rank, self.node, os.getpid())
 
     def invoke(self, method: str, call: Call) -> Reply:
-        """Run a registered method. Ranks that do not collect on its mesh reply with None: nobody reads their value."""
+        """Run a registered method. Ranks that do not collect on its mesh reply with None: nobody reads their value.
+
+        What the worker does meanwhile is seen in the log (`verl.worker.<role>`, DEBUG), by `verl.utils.debug.who_waits`
+        and in the worker's `peak_memory`.
+        """
+        if method in QUESTIONS:
+            return self._invoke(method, call)
+        logger, started, origin = logging.getLogger(f"verl.worker.{self.role}"), time.perf_counter(), call.origin
+        with (
+            doing(method, self.role, self.worker.rank, origin.step, origin.job),
+            self.worker.peak_memory.phase(method),
+        ):
+            event(logger, f"{method} begins", level=logging.DEBUG)
+            reply = self._invoke(method, call)
+            event(logger, f"{method} completed", seconds=time.perf_counter() - started, level=logging.DEBUG)
+        return reply
+
+    def _invoke(self, method: str, call: Call) -> Reply:
         spec = registered_methods(type(self.worker))[method]
         position = self.worker.mesh_position(spec.mesh) if spec.dispatcher.mesh else None
         splits = position if spec.dispatcher.splits_rows else None

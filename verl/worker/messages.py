@@ -1,22 +1,26 @@
 """What goes from the driver to a worker and back."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from verl.utils.activity import Awaited
+from verl.utils.events import Origin
 from verl.worker.rows import RowPlan
 
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of one method call on one rank."""
+    """The arguments of one method call on one rank, and where they come from."""
 
     args: tuple[Any, ...] = ()
     kwargs: dict[str, Any] = field(default_factory=dict)
+    origin: Origin = field(default_factory=Origin, compare=False)
 
     def map(self, fn: Callable[[Any], Any]) -> "Call":
         """The call with `fn` applied to every argument."""
-        return Call(tuple(map(fn, self.args)), {name: fn(value) for name, value in self.kwargs.items()})
+        kwargs = {name: fn(value) for name, value in self.kwargs.items()}
+        return replace(self, args=tuple(map(fn, self.args)), kwargs=kwargs)
 
     def named(self) -> Iterator[tuple[str, Any]]:
         """Each argument with the name that an error message gives it."""
@@ -45,8 +49,11 @@ class CallSite:
     pid: int
 
     def __str__(self) -> str:
-        process = f" (node {self.node}, pid {self.pid})" if self.pid else ""
-        return f"{self.role}.{self.method} on rank {self.rank}{process}"
+        return str(self.awaited)
+
+    @property
+    def awaited(self) -> Awaited:
+        return Awaited(f"{self.role}.{self.method}", self.rank, self.node, self.pid)
 
 
 def annotate(error: Exception, site: CallSite) -> None:

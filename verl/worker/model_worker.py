@@ -25,7 +25,6 @@ from verl.models.policy import PolicyModel
 from verl.models.wrapper import ModelWrapper
 from verl.protocol import DataProto
 from verl.utils.backends import resolve_device, resolve_dtype
-from verl.utils.debug import memory_metrics
 from verl.utils.distributed import rank, world_size
 from verl.utils.metrics import Max, Mean, Metrics, Sum, detach_metrics, merge_metrics
 from verl.utils.seeding import seed_everything
@@ -186,8 +185,8 @@ class ModelWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def memory(self) -> Metrics:
-        """Peak memory of this process and device, in GiB."""
-        return {name: Max(value) for name, value in memory_metrics().items()}
+        """Peak memory of this process and device, in GiB: of all time, and in each method since this was last asked."""
+        return {name: Max(value) for name, value in self.peak_memory.take().items()}
 
 
 def micro_batching(rows: int | None, use_tokens: bool | None, max_tokens: int | None) -> MicroBatching:

@@ -1,7 +1,10 @@
 """A learned scorer in one process."""
 
+from typing import Any
+
 import torch
-from torch import nn
+from tensordict import TensorDict
+from torch import Tensor, nn
 
 from verl.config import PPOConfig
 from verl.models.loading import load_model_tokenizer
@@ -16,14 +19,15 @@ from verl.worker.model_worker import ModelSettings, ModelWorker, micro_batching
 class RewardModelWorker(ModelWorker):
     """Scores whole responses with a sequence classifier or a value-headed model.
 
-    A model with another vocabulary than the policy's, or with a chat template of its own, reads the text again
-    with its own tokenizer.
+    A model with the policy's vocabulary reads the policy's own tokens. One with another, or for which
+    `model.tokenizer_path` is set, reads the text again with its own tokenizer (see `Retokenizer`).
     """
 
     config: PPOConfig
 
     def __init__(self, config: PPOConfig, role: str = "rm", module: nn.Module | None = None) -> None:
         super().__init__(config, role, module)
+        self._tokenizer: Any = None
         self._retokenizer: Retokenizer | None = None
 
     def settings(self) -> ModelSettings:
@@ -32,16 +36,19 @@ class RewardModelWorker(ModelWorker):
 
     def build_module(self) -> ModelWrapper:
         rm, policy = self.config.reward.reward_model, self.config.actor_rollout_ref.model
-        own = load_model_tokenizer(rm.model)
+        self._tokenizer = own = load_model_tokenizer(rm.model)
         theirs = load_model_tokenizer(policy, chat_template=self.config.data.chat_template)
         if own.get_vocab() != theirs.get_vocab() or rm.model.tokenizer_path is not None:
-            self._retokenizer = Retokenizer(theirs, own, rm.max_length, rm.text_format)
+            self._retokenizer = Retokenizer(theirs, own, rm.max_length, rm.text_format, rm.text_end)
         given = self.given_module()
         return RewardScorer.load(rm.model, self.master_dtype()) if given is None else RewardScorer(given)
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_rm_score(self, batch: DataProto) -> DataProto:
-        """`rm_scores` [B, R]: the score of each row at its last response token, 0 elsewhere."""
+        """`rm_scores` [B, R]: the score of each row at its last response token, 0 elsewhere.
+
+        ValueError for a score that is not finite, with the text's end.
+        """
         rm, mask = self.config.reward.reward_model, batch.batch["response_mask"]
         if self._retokenizer is None:
             texts = batch.batch.select("input_ids", "attention_mask", "position_ids")
@@ -51,9 +58,19 @@ class RewardModelWorker(ModelWorker):
             texts["attention_mask"] = keep_last(texts["attention_mask"], rm.max_length)
         micro = micro_batching(rm.micro_batch_size_per_gpu, False, 0)
         order = texts["attention_mask"].sum(-1).argsort()  # rows of near length share a micro-batch
-        scores = self.forward_rows(DataProto(texts[order]), micro)["scores"][order.argsort()]
+        scores = self.forward_rows(DataProto(texts[order]), micro)["scores"][order.argsort()].float()
+        self._check_finite(scores, texts, mask.any(-1))
         rows = torch.arange(len(batch))
         last = (mask * torch.arange(1, mask.shape[1] + 1)).argmax(-1)
         rm_scores = torch.zeros(mask.shape, dtype=torch.float32)
-        rm_scores[rows, last] = scores.float() * mask[rows, last]
+        rm_scores[rows, last] = torch.where(mask.any(-1), scores, 0)
         return DataProto.from_dict({"rm_scores": rm_scores})
+
+    def _check_finite(self, scores: Tensor, texts: TensorDict, counted: Tensor) -> None:
+        for row in torch.nonzero(counted & ~scores.isfinite()).flatten().tolist():
+            ids = texts["input_ids"][row][texts["attention_mask"][row].bool()]
+            raise ValueError(
+                f"the reward model gave the score {float(scores[row])} to a text of {len(ids)} tokens that ends in "
+                f"{self._tokenizer.decode(ids[-20:])!r}: look at its weights, or compute in another dtype "
+                "(reward.reward_model.fsdp.mixed_precision.param_dtype)"
+            )

@@ -3,5 +3,14 @@
 from verl.workers.classes import ClassWithInitArgs, create_colocated_worker_cls
 from verl.workers.group import WorkerFuture, WorkerGroup
 from verl.workers.local import LocalWorkerGroup
+from verl.workers.together import Task, run_together
 
-__all__ = ["ClassWithInitArgs", "LocalWorkerGroup", "WorkerFuture", "WorkerGroup", "create_colocated_worker_cls"]
+__all__ = [
+    "ClassWithInitArgs",
+    "LocalWorkerGroup",
+    "Task",
+    "WorkerFuture",
+    "WorkerGroup",
+    "create_colocated_worker_cls",
+    "run_together",
+]

@@ -53,13 +53,14 @@ class WorkerGroup:
     Attributes:
         role: its name in messages.
         world_size: number of processes.
+        processes: where it runs; groups that share them run one after another.
     """
 
     def __init__(self, processes: Processes, classes: Mapping[str, type[Worker]], role: str | None = None) -> None:
         # A group of several roles has no methods of its own before `spawn`.
         self.role = "+".join(classes) if role is None else role
         self.world_size = processes.world_size
-        self._processes = processes
+        self.processes = processes
         self._classes = dict(classes)
         self._layouts: dict[str, Layout] = {}
         worker_cls = self._classes.get(self.role)
@@ -110,11 +111,11 @@ class WorkerGroup:
 
     def shutdown(self) -> None:
         """End the processes, those of all roles that share them."""
-        self._processes.shutdown()
+        self.processes.shutdown()
 
     def _for_role(self, role: str) -> Self:
         group = type(self).__new__(type(self))
-        WorkerGroup.__init__(group, self._processes, self._classes, role)
+        WorkerGroup.__init__(group, self.processes, self._classes, role)
         return group
 
     def _bind(self, name: str, spec: MethodSpec, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -146,7 +147,7 @@ class WorkerGroup:
             ranks = list(range(self.world_size))
             sources = list(layout.collectors) if dispatcher.collectors_only else ranks
             collect = dispatcher.collect(layout, sent.plan)
-        pending = self._processes.submit(self.role, name, {rank: sent.calls[rank] for rank in ranks}, sources)
+        pending = self.processes.submit(self.role, name, {rank: sent.calls[rank] for rank in ranks}, sources)
         kind = DataProtoFuture if isinstance(collect, JoinRows) else WorkerFuture
         future = kind(pending.handles, collect, pending.resolve, pending.ready)
         return future.get() if spec.blocking else future

@@ -4,6 +4,7 @@ import pickle
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from verl.protocol import DataProto
@@ -53,6 +54,8 @@ class LocalProcess:
 
     def __init__(self, classes: Mapping[str, ClassWithInitArgs]) -> None:
         node = platform.node()
+        # Threads of the driver may call at the same time; a process runs one call after another.
+        self._lock = Lock()
         self._hosts = {role: Host.build(role, c.cls, c.args, c.kwargs, node) for role, c in classes.items()}
         for role, host in self._hosts.items():
             if host.worker.world_size != 1:
@@ -62,7 +65,8 @@ class LocalProcess:
                 )
 
     def submit(self, role: str, method: str, calls: Mapping[int, Call], sources: Sequence[int]) -> Pending:
-        return Pending([self._run(self._hosts[role], method, calls[0])], _resolve, _ready)
+        with self._lock:
+            return Pending([self._run(self._hosts[role], method, calls[0])], _resolve, _ready)
 
     def shutdown(self) -> None:
         """Close the workers; they go when nobody refers to them."""

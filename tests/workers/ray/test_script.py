@@ -25,10 +25,13 @@ with ensure_ray(num_cpus=1) as session:
     with ensure_ray(num_cpus=8) as again:
         assert not again.owned
     assert ray.is_initialized()
+    first = RayResourcePool([1], use_gpu=False, name_prefix="first")
+    first.slots()
     try:
         RayResourcePool([2, 2], use_gpu=False, name_prefix="big", timeout_s=2).slots()
     except RuntimeError as error:
         print(error)
+    first.close()
     RayWorkerGroup(RayResourcePool([1], use_gpu=False), RayClassWithInitArgs(Failing), name_prefix="role").run()
 """
 
@@ -40,7 +43,9 @@ def test_h1_h2_a_whole_script(tmp_path: Path) -> None:
     assert "Ray did not start within 0.2 s" in done.stdout
     assert "resource pool 'big' did not get its resources within 2 s." in done.stdout
     assert "asked: node 0: 2 CPU; node 1: 2 CPU" in done.stdout
-    assert "): 1 of 1 CPU" in done.stdout
+    assert "): 0 of 1 CPU" in done.stdout
+    assert "held by: placement group verl:first:0:" in done.stdout
+    assert " (1 CPU on " in done.stdout
     assert "asks for 4 CPU but the cluster has 1. Waiting up to 2 s" in done.stderr
     assert done.returncode == 1
     assert "ValueError: x\nraised by role.run on rank 0 (node " in done.stderr

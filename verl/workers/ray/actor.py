@@ -9,6 +9,7 @@ from typing import Any
 import ray
 import torch
 
+from verl.utils.events import LogSettings, stderr_handler
 from verl.worker.host import Host
 from verl.worker.messages import Call, CallSite, Reply
 from verl.workers.ray.failure import Failure
@@ -36,6 +37,8 @@ class WorkerActor:
         self._rank = rank
         self._timeout_s = timeout_s
         self._hosts: dict[str, Host] = {}
+        self._log: LogSettings | None = None
+        self._log_handler = stderr_handler()
         # Bound, but not listening, so that nobody else gets this port before rank 0 of torch.distributed wants it.
         self._port_holder = socket.socket()
         self._port_holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -63,6 +66,9 @@ class WorkerActor:
 
     def call(self, role: str, method: str, call: Call) -> Outcome:
         host = self._hosts[role]
+        if call.origin.log != self._log:  # from the first call on, the log is as the driver's
+            self._log = call.origin.log
+            self._log.apply(self._log_handler)
         try:
             return host.invoke(method, call.map(self._fetch)), None
         except Exception as error:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from threading import Lock
 from typing import Any
 
 import ray
@@ -37,6 +38,9 @@ class RayProcesses:
         self._actors: list[Any] = []
         self._places = [Place("", "", 0, 0)] * pool.world_size
         self._unfinished: list[GroupCall] = []
+        # Threads of the driver may call at the same time. All ranks must get their calls in the same order, or they
+        # would wait for each other in different collectives.
+        self._lock = Lock()
         pool.claim()
         try:
             slots = pool.slots()
@@ -56,6 +60,10 @@ class RayProcesses:
             raise
 
     def submit(self, role: str, method: str, calls: Mapping[int, Call], sources: Sequence[int]) -> Pending:
+        with self._lock:
+            return self._submit(role, method, calls, sources)
+
+    def _submit(self, role: str, method: str, calls: Mapping[int, Call], sources: Sequence[int]) -> Pending:
         if self._stopped is not None:
             raise GroupStoppedError(f"{role}.{method}: {self._stopped}") from self._stopped.__cause__
         sent: list[RemoteCall] = []

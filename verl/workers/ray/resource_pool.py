@@ -2,17 +2,19 @@
 
 import logging
 import time
-from collections.abc import Hashable, Mapping, Sequence
+import uuid
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import ray
-
-# The only way to ask for the free resources of each node without Ray's dashboard.
-from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+from verl.workers.ray.cluster import free_text, holders_text, node_id
 
 logger = logging.getLogger("verl.workers")
 
+NODE_ID = "ray.io/node-id"
+"""The label that Ray gives every node."""
 STRATEGIES = ("STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD")
 
 
@@ -39,8 +41,10 @@ class RayResourcePool:
         placement_strategy: Ray's strategy within one entry of `process_on_nodes`. STRICT_PACK keeps it on one node.
         detached: keep the reservations (and the actors on them) when this driver ends.
         timeout_s: how long to wait for the resources to become free.
+        nodes: which node each entry of `process_on_nodes` is on: its number in the cluster (0 is the driver's), host,
+            address or id; None leaves it to Ray.
 
-    Raises ValueError for sizes below 1 and unknown strategies.
+    Raises ValueError for sizes below 1, unknown strategies, and (when the resources are reserved) unknown nodes.
     """
 
     def __init__(
@@ -52,8 +56,15 @@ class RayResourcePool:
         placement_strategy: str = "STRICT_PACK",
         detached: bool = False,
         timeout_s: float = 60.0,
+        nodes: Sequence[int | str | None] | None = None,
     ) -> None:
         self.name = name_prefix or "pool"
+        self.nodes = list(nodes or [None] * len(process_on_nodes))
+        if len(self.nodes) != len(process_on_nodes):
+            raise ValueError(
+                f"resource pool {self.name!r}: nodes {self.nodes} must name one node for each entry of "
+                f"process_on_nodes {list(process_on_nodes)}"
+            )
         if not process_on_nodes or any(count < 1 for count in process_on_nodes):
             raise ValueError(
                 f"resource pool {self.name!r}: process_on_nodes must list at least one process for each node, but it "
@@ -125,14 +136,17 @@ class RayResourcePool:
 
     def _reserve(self) -> list[PlacementGroup]:
         deadline = time.monotonic() + self.timeout_s
+        labels = [{} if node is None else {NODE_ID: node_id(node)} for node in self.nodes]
         groups = [
             placement_group(
                 [self._bundle()] * count,
                 strategy=self.placement_strategy,
-                name=f"{self.name}:{node}" if self.detached else "",  # Ray wants names to be unique
+                # Ray wants names to be unique, and whoever waits for resources reads them.
+                name=f"{self.name}:{node}" if self.detached else f"verl:{self.name}:{node}:{uuid.uuid4().hex[:8]}",
                 lifetime="detached" if self.detached else None,
+                bundle_label_selector=[label] * count,
             )
-            for node, count in enumerate(self.process_on_nodes)
+            for node, (count, label) in enumerate(zip(self.process_on_nodes, labels, strict=True))
         ]
         short = self._shortage()
         if short:
@@ -140,12 +154,12 @@ class RayResourcePool:
         for group in groups:
             # Ray counts in whole seconds here, and 0 would be no wait at all.
             if not group.wait(max(1, round(deadline - time.monotonic()))):
-                free = self._free()
+                free, held = free_text(self._bundle()), holders_text()
                 for made in groups:
                     remove_placement_group(made)
                 raise RuntimeError(
                     f"resource pool {self.name!r} did not get its resources within {self.timeout_s:g} s.\n"
-                    f"  asked: {self._asked()}\n  free: {free}\n"
+                    f"  asked: {self._asked()}\n  free: {free}\n  held by: {held}\n"
                     f"Ask for fewer processes, end what holds the rest, or give Ray more (ray.init(num_cpus=...))."
                 )
         return groups
@@ -165,23 +179,8 @@ class RayResourcePool:
             " and ".join(f"{amount * count:g} {name}" for name, amount in self._bundle().items())
             for count in self.process_on_nodes
         ]
-        return "; ".join(f"node {node}: {amounts}" for node, amounts in enumerate(per_node))
-
-    def _free(self) -> str:
-        free = available_resources_per_node()
-        return "; ".join(
-            f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']}): "
-            + " and ".join(
-                f"{_amount(free[node['NodeID']], name):g} of {_amount(node['Resources'], name):g} {name}"
-                for name in self._bundle()
-            )
-            for node in ray.nodes()
-            if node["Alive"] and node["NodeID"] in free
-        )
-
-
-def _amount(resources: Mapping[str, float], name: str) -> float:
-    return resources.get(name, 0.0)  # Ray leaves out what there is none of
+        names = [f"node {number}" if node is None else f"node {node!r}" for number, node in enumerate(self.nodes)]
+        return "; ".join(f"{name}: {amounts}" for name, amounts in zip(names, per_node, strict=True))
 
 
 @dataclass
@@ -189,18 +188,20 @@ class ResourcePoolManager:
     """Resource pools by name, and which role uses which.
 
     Attributes:
-        resource_pool_spec: `process_on_nodes` by pool name.
+        resource_pool_spec: by pool name, `process_on_nodes` or a pool.
         mapping: pool name by role.
-        use_gpu, max_colocate_count, timeout_s: see `RayResourcePool`.
+        use_gpu, max_colocate_count, timeout_s: see `RayResourcePool`; for pools that are not given themselves.
+        own_process: roles that have processes of their own, beside those of the other roles of their pool.
 
     Raises ValueError, with the known names, when a role is mapped to a pool that the spec lacks.
     """
 
-    resource_pool_spec: Mapping[str, Sequence[int]]
+    resource_pool_spec: Mapping[str, Sequence[int] | RayResourcePool]
     mapping: Mapping[Hashable, str]
     use_gpu: bool = True
     max_colocate_count: int = 1
     timeout_s: float = 60.0
+    own_process: Collection[str] = ()
     resource_pool_dict: dict[str, RayResourcePool] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -212,13 +213,30 @@ class ResourcePoolManager:
                 )
 
     def create_resource_pool(self) -> None:
-        """Make the pools. Their resources are reserved when a group first needs them."""
-        self.resource_pool_dict = {
-            name: RayResourcePool(
-                processes, self.use_gpu, self.max_colocate_count, name_prefix=name, timeout_s=self.timeout_s
+        """Make the pools, unless they are made. Their resources are reserved when a group first needs them."""
+        self.resource_pool_dict = self.resource_pool_dict or self._pools()
+
+    def _pools(self) -> dict[str, RayResourcePool]:
+        return {
+            name: given
+            if isinstance(given, RayResourcePool)
+            else RayResourcePool(
+                given, self.use_gpu, self.max_colocate_count, name_prefix=name, timeout_s=self.timeout_s
             )
-            for name, processes in self.resource_pool_spec.items()
+            for name, given in self.resource_pool_spec.items()
         }
+
+    def reserve(self) -> None:
+        """Reserve what all pools need, before any process starts. RuntimeError as from `RayResourcePool.slots`."""
+        for pool in self.resource_pool_dict.values():
+            pool.slots()
+
+    def cpus_on_one_node(self) -> int | None:
+        """CPUs that all pools need together, if each asks for one node only."""
+        pools = self._pools().values()
+        if any(len(pool.process_on_nodes) > 1 for pool in pools):
+            return None
+        return sum(pool.world_size * pool.max_colocate_count for pool in pools)
 
     def close(self) -> None:
         """Give back what the pools hold."""

@@ -1,5 +1,6 @@
 """Ray itself: taking a running session, or starting one and stopping it again."""
 
+import logging
 import os
 import signal
 import socket
@@ -11,6 +12,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import ray
+
+logger = logging.getLogger("verl.workers")
 
 
 @dataclass
@@ -39,26 +42,36 @@ def ensure_ray(
 ) -> RaySession:
     """The running Ray session, or else a new one.
 
-    Joins the cluster at `address` (or the environment's RAY_ADDRESS) if there is one; else starts Ray on this machine
-    with `num_cpus` and `num_gpus`, which count processes that may run at once, by default what the machine has.
+    Joins the cluster at `address` (or the environment's RAY_ADDRESS), or one that runs on this machine; else, or at the
+    address "local", starts Ray on this machine with `num_cpus` and `num_gpus`, which count processes that may run at
+    once, by default what the machine has.
 
     Raises ConnectionError for an address where nobody answers, TimeoutError when Ray takes longer than `timeout_s`.
     """
     if ray.is_initialized():
         return RaySession(owned=False)
     options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": True, "logging_level": "WARNING"}
+    resources: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus}
     target = address or os.environ.get("RAY_ADDRESS")
-    if target:
-        _check_reachable(target, timeout_s)
-        options |= {"address": target}
-    else:
-        options |= {"num_cpus": num_cpus, "num_gpus": num_gpus}
+    elsewhere = target not in (None, "", "local")
     try:
         with _deadline(timeout_s):
-            ray.init(**options)
+            if target and elsewhere:
+                _check_reachable(target, timeout_s)
+                ray.init(address=target, **options)
+            else:
+                try:
+                    ray.init(address=target, **options, **resources)
+                except ValueError as error:
+                    # Ray has found a cluster on this machine, whose size is not ours to set.
+                    if "existing cluster" not in str(error):
+                        raise
+                    ray.init(**options)
+                    address = ray.get_runtime_context().gcs_address
+                    logger.info("joined the Ray cluster at %s, which runs here", address)
     except _Late:
         ray.shutdown()  # whatever has come up so far
-        what = f"answer at {target}" if target else "start"
+        what = f"answer at {target}" if elsewhere else "start"
         raise TimeoutError(f"Ray did not {what} within {timeout_s:g} s") from None
     return RaySession(owned=True)
 

@@ -9,6 +9,8 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from verl.utils.activity import Awaited, current, deeds, waiting
+from verl.utils.events import event
 from verl.worker.messages import CallSite, Reply, annotate
 from verl.workers.errors import WorkerDiedError
 
@@ -64,11 +66,9 @@ class Waiting:
     limits: Limits
     earlier: tuple[GroupCall, ...] = ()
     stop: Callable[[Exception], None] | None = None
-    waiter: str = "the driver"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        waiter = "a worker that was handed the future"
-        return Waiting, (self.calls, self.sources, self.limits, self.earlier, None, waiter)
+        return Waiting, (self.calls, self.sources, self.limits, self.earlier, None)
 
     def __call__(self, handles: list[ray.ObjectRef], timeout_s: float | None) -> list[Reply]:
         """The replies behind `handles`. Raises the worker's exception, WorkerDiedError, or TimeoutError.
@@ -79,20 +79,24 @@ class Waiting:
         limit = self.limits.timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit
         everything = len(handles) == self.sources
-        self._wait({call.status for call in self.calls if everything or call.value in handles}, deadline, limit)
-        try:
-            return ray.get(handles, timeout=max(0.0, deadline - time.monotonic()))
-        except GetTimeoutError:
-            sites = [call.site for call in self.calls if call.value in handles]
-            raise TimeoutError(
-                f"{self.waiter} could not fetch within {limit:g} s what {_list(sites)} returned"
-            ) from None
+        wanted = {call.status for call in self.calls if everything or call.value in handles}
+        with waiting([call.site.awaited for call in self.calls]) as show:
+            self._wait(wanted, deadline, limit, show)
+            try:
+                return ray.get(handles, timeout=max(0.0, deadline - time.monotonic()))
+            except GetTimeoutError:
+                sites = [call.site for call in self.calls if call.value in handles]
+                raise TimeoutError(
+                    f"{_waiter()} could not fetch within {limit:g} s what {_list(sites)} returned"
+                ) from None
 
     def ready(self, handles: list[ray.ObjectRef]) -> bool:
         """Whether everything behind `handles` is there, be it a reply or an error."""
         return all_done(self.calls)
 
-    def _wait(self, wanted: set[ray.ObjectRef], deadline: float, limit: float) -> None:
+    def _wait(
+        self, wanted: set[ray.ObjectRef], deadline: float, limit: float, show: Callable[[list[Awaited]], None]
+    ) -> None:
         pending = {call.status: (call, calls) for calls in (self.calls, *self.earlier) for call in calls}
         started = time.monotonic()
         next_log = started + self.limits.log_every_s
@@ -101,12 +105,14 @@ class Waiting:
             ready, _ = ray.wait(list(pending), num_returns=1, timeout=patience)
             for ref in ready:
                 self._check(*pending.pop(ref))
-            if ready:
-                continue
             late = [call.site for call in self.calls if call.status in pending]
+            if ready:
+                show([site.awaited for site in late])
+                continue
             if time.monotonic() >= deadline:
                 raise self._late(late, limit)
-            logger.warning("%s has waited %.0f s for %s", self.waiter, time.monotonic() - started, _list(late))
+            waited = time.monotonic() - started
+            event(_logger(), f"{_waiter()} is waiting for {_doing(late)}", seconds=waited, level=logging.WARNING)
             next_log += self.limits.log_every_s
 
     def _check(self, call: RemoteCall, calls: GroupCall) -> None:
@@ -131,7 +137,7 @@ class Waiting:
     def _late(self, late: list[CallSite], limit: float) -> TimeoutError:
         answered = [call.site.rank for call in self.calls if call.site not in late]
         error = TimeoutError(
-            f"{self.waiter} waited {limit:g} s for {_list(late)}, without an answer; "
+            f"{_waiter()} waited {limit:g} s for {_doing(late)}, without an answer; "
             + (f"answers came from ranks {answered}" if answered else "no rank has answered")
         )
         if self.stop is not None and limit >= self.limits.timeout_s:
@@ -169,6 +175,8 @@ def _error_of(call: RemoteCall) -> Exception | None:
 def _detail(error: RayError) -> str:
     """What Ray says of a death, without its advice."""
     lines = [line for line in str(error).splitlines() if line]
+    if "low on memory" in str(error):
+        lines[-1] += ": end what else runs there, or use less (micro-batch sizes, response length, offloading)"
     if isinstance(error, RayActorError):
         return lines[-1].split(" Some common causes include")[0]
     return " ".join(lines[:2])
@@ -176,3 +184,19 @@ def _detail(error: RayError) -> str:
 
 def _list(sites: Iterable[CallSite]) -> str:
     return ", ".join(map(str, sites))
+
+
+def _doing(sites: Iterable[CallSite]) -> str:
+    """The same, each with what its process does now and for whom that waits, so far as it can be seen from here."""
+    return ", ".join(str(site) + deeds(site.awaited) for site in sites)
+
+
+def _waiter() -> str:
+    activity = current()
+    return "the driver" if activity is None else activity.who
+
+
+def _logger() -> logging.Logger:
+    """That of whoever waits: the driver, or a worker that was handed the future."""
+    activity = current()
+    return logger if activity is None or activity.rank is None else logging.getLogger(f"verl.worker.{activity.role}")
