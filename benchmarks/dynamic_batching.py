@@ -1,19 +1,24 @@
 """What batches of tokens bring over batches of rows, when prompts have very different lengths.
 
-    python benchmarks/dynamic_batching.py [--prompts 96] [--longest 2000] [--batch-size 16]
+    python benchmarks/dynamic_batching.py [--prompts 256] [--longest 2000] [--batch-size 16]
 
-Prompts of 10 to `--longest` tokens with a long tail (log-normal, median 60). Both ways do the same work on the same
+Prompts of 10 to `--longest` tokens with a long tail (log-normal, median 60). All ways do the same work on the same
 rows in one run: generate a response to each prompt, then one training pass (log-probs, backward) over prompt and
-response. Both hold at most as many cells (rows x longest row, padding included) at once: fixed batches of
-`--batch-size` rows in random order, and batches of `batch-size x longest` tokens of a PromptDataset. The rounds
-alternate; the medians are compared.
+response. All hold at most as many cells (rows x longest row, padding included) at once:
+
+    rows       fixed batches of `--batch-size` rows in random order
+    by length  the same, of rows of near length (data.sampler.name=length)
+    tokens     batches of `batch-size x longest` cells (PromptDataset with dynamic_batching)
+
+The rounds alternate; the medians are compared, by the clock and by CPU time, which other work on the machine does not
+change.
 """
 
 import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +26,9 @@ import numpy as np
 from tiny import write_tiny_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from verl.data import PromptDataset
+from verl.config import DataConfig
+from verl.config.data import SamplerConfig
+from verl.data import PromptDataset, build_dataloader
 from verl.models.policy import PolicyModel
 from verl.protocol import DataProto
 from verl.rollout.base import Sampling
@@ -37,10 +44,11 @@ def prompts_of_many_lengths(count: int, longest: int, seed: int = 0) -> list[str
 
 
 def work_through(
-    batches: Iterator[dict[str, Any]], engine: HFRolloutEngine, policy: PolicyModel, response_length: int
+    batches: Iterable[dict[str, Any]], engine: HFRolloutEngine, policy: PolicyModel, response_length: int
 ) -> dict[str, float]:
     """Seconds of rollout and training, rows, and what share of the prompts' cells was padding."""
     spent = {"rollout": 0.0, "training": 0.0}
+    began = time.process_time()
     rows = cells = tokens = 0
     for columns in batches:
         batch = DataProto.from_single_dict(columns).batch
@@ -58,18 +66,18 @@ def work_through(
         policy(full)["log_probs"].sum().backward()
         spent["rollout"] += generated - started
         spent["training"] += time.perf_counter() - generated
-    return {**spent, "rows": float(rows), "padding": 1 - tokens / cells}
+    return {**spent, "cpu": time.process_time() - began, "rows": float(rows), "padding": 1 - tokens / cells}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=96)
+    parser.add_argument("--prompts", type=int, default=256)
     parser.add_argument("--longest", type=int, default=2000)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--response-length", type=int, default=16)
-    parser.add_argument("--hidden", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--hidden", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = write_tiny_model(Path(name), hidden=args.hidden, layers=args.layers)
@@ -79,30 +87,32 @@ def main() -> None:
         policy = PolicyModel(load())
     prompts = prompts_of_many_lengths(args.prompts, args.longest)
     common = {"max_prompt_length": args.longest}
-    fixed = PromptDataset(prompts, tokenizer, **common)
-    budget = args.batch_size * args.longest
-    dynamic = PromptDataset(prompts, tokenizer, **common, dynamic_batching=True, max_tokens_per_batch=budget)
-    rounds: dict[str, list[dict[str, float]]] = {"rows": [], "tokens": []}
+    rows = PromptDataset(prompts, tokenizer, **common)
+    cells = args.batch_size * args.longest
+    packed = PromptDataset(prompts, tokenizer, **common, dynamic_batching=True, max_tokens_per_batch=cells)
+    by_length = DataConfig(sampler=SamplerConfig("length"))
+    ways: dict[str, Callable[[int], Iterable[dict[str, Any]]]] = {
+        "rows": lambda seed: rows.batches(args.batch_size, shuffle=True, seed=seed),
+        "by length": lambda seed: build_dataloader(rows, by_length, train=True, batch_size=args.batch_size, seed=seed),
+        "tokens": lambda seed: packed.batches(shuffle=True, seed=seed),
+    }
+    rounds: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     for number in range(args.rounds + 1):  # the first warms up
-        for way, batches in (
-            ("rows", fixed.batches(args.batch_size, shuffle=True, seed=number)),
-            ("tokens", dynamic.batches(shuffle=True, seed=number)),
-        ):
-            rounds[way].append(work_through(batches, engine, policy, args.response_length))
+        for way, batches in ways.items():
+            rounds[way].append(work_through(batches(number), engine, policy, args.response_length))
     medians = {
         way: {key: statistics.median(each[key] for each in found[1:]) for key in found[0]}
         for way, found in rounds.items()
     }
+    base = medians["rows"]
     for way, found in medians.items():
-        total = found["rollout"] + found["training"]
+        total, base_total = (each["rollout"] + each["training"] for each in (found, base))
         print(
-            f"batches of {way:<6}  rollout {found['rollout']:6.2f} s  training {found['training']:6.2f} s  "
-            f"{found['rows'] / total:7.1f} rows/s  padding {found['padding']:.0%}"
+            f"batches of {way:<9} rollout {found['rollout']:6.2f} s ({base['rollout'] / found['rollout']:.2f} x), "
+            f"training {found['training']:6.2f} s ({base['training'] / found['training']:.2f} x), together "
+            f"{found['rows'] / total:6.1f} rows/s ({base_total / total:.2f} x; by CPU time "
+            f"{base['cpu'] / found['cpu']:.2f} x), padding {found['padding']:.0%}"
         )
-    for part in ("rollout", "training"):
-        print(f"{part}: {medians['rows'][part] / medians['tokens'][part]:.2f} times as fast")
-    whole = [found["rollout"] + found["training"] for found in (medians["rows"], medians["tokens"])]
-    print(f"together: {whole[0] / whole[1]:.2f} times as fast")
 
 
 if __name__ == "__main__":

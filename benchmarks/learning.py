@@ -28,6 +28,7 @@ ALGORITHMS = {
     "reinforce_plus_plus": ["algorithm.name=reinforce_plus_plus"],
     "dapo": ["algorithm.name=dapo", *GROUPS],
     "gspo": ["algorithm.name=gspo", *GROUPS],
+    "dpo": ["algorithm.name=dpo", *GROUPS],
 }
 
 

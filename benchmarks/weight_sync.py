@@ -1,10 +1,9 @@
 """How fast and in how much memory new weights reach vLLM, against one plain copy of the same tensors.
 
-    python benchmarks/weight_sync.py [--sizes 135 500] [--bucket 64] [--dtype bf16] [--repeats 5] [--steps 200]
+    python benchmarks/weight_sync.py [--sizes 135 500] [--bucket 64] [--dtype bf16] [--repeats 5]
 
 Random Llama models of about so many million weights, in fp32 as a trainer holds them. Peak memory is what a sync adds
-at its highest to the resident memory before it (Linux only). Then a tiny model: `--steps` times new weights and a
-generation, and the resident memory along the way.
+at its highest to the resident memory before it (Linux only).
 """
 
 import argparse
@@ -13,18 +12,20 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import verl  # noqa: F401 (before torch: it lets OpenMP's waiting threads sleep)
+
+# isort: split
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from verl.rollout import Sampling, vLLMRolloutEngine
+from verl.rollout import vLLMRolloutEngine
 from verl.rollout.vllm_setup import VLLMSettings
 from verl.rollout.weight_sync import sync_weights
 from verl.utils.backends import resolve_dtype
 
 MIB = 2**20
 SHAPES = {  # million weights -> width, layers, attention heads, key/value heads
-    0: (64, 2, 2, 1),
     135: (576, 30, 9, 3),
     500: (1024, 36, 16, 4),
 }
@@ -43,7 +44,7 @@ def forget_peak() -> None:
 def build(size: int) -> LlamaForCausalLM:
     width, layers, heads, key_heads = SHAPES[size]
     config = LlamaConfig(
-        vocab_size=49152 if size else 128,
+        vocab_size=49152,
         hidden_size=width,
         intermediate_size=8 * width // 3 // 32 * 32,
         num_hidden_layers=layers,
@@ -94,34 +95,15 @@ def compare(size: int, dtype: torch.dtype, bucket: int, repeats: int) -> None:
     engine.close()
 
 
-def grow(steps: int) -> None:
-    model = build(0)
-    engine = start(model, torch.float32)
-    curve = []
-    for step in range(steps):
-        for weight in model.parameters():
-            weight.add_(0.001 * torch.randn_like(weight))
-        sync_weights(cast(model, torch.float32), engine, step + 1, 64 * MIB)
-        engine.generate([[5, 6, 7]] * 4, Sampling(16, n=4))
-        engine.sleep()
-        engine.wake_up()
-        curve.append(status("VmRSS"))
-    points = ", ".join(f"{curve[i]:.0f}" for i in (0, steps // 4, steps // 2, 3 * steps // 4, steps - 1))
-    print(f"resident memory over {steps} steps of sync, generation and sleep: {points} MiB")
-    engine.close()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[135, 500], choices=(135, 500))
     parser.add_argument("--bucket", type=int, default=64, help="MiB")
     parser.add_argument("--dtype", default="bf16", help="of the rollout: fp32 or bf16")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=200)
     args = parser.parse_args()
     for size in args.sizes:
         compare(size, resolve_dtype(args.dtype, "cpu"), args.bucket, args.repeats)
-    grow(args.steps)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,10 @@ from verl.trainer.main_preference import main as train
 
 DEFAULTS = [
     "algorithm.name=dpo",
+    "data.train_batch_size=16",
     "data.max_prompt_length=8",
     "data.max_response_length=8",
-    "actor_rollout_ref.actor.optim.lr=5e-6",
+    "actor_rollout_ref.actor.optim.lr=1e-5",
 ]
 
 

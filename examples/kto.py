@@ -18,7 +18,7 @@ DEFAULTS = [
     "algorithm.name=kto",
     "data.max_prompt_length=8",
     "data.max_response_length=8",
-    "actor_rollout_ref.actor.optim.lr=5e-6",
+    "actor_rollout_ref.actor.optim.lr=1e-5",
 ]
 
 

@@ -68,8 +68,8 @@ def main(overrides: list[str]) -> dict[str, float]:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
     config = config_from(overrides)
     metrics_file = Path(config.trainer.default_local_dir) / "metrics.jsonl"
-    if config.trainer.resume_mode == "disable":
-        metrics_file.unlink(missing_ok=True)
+    if config.trainer.resume_mode == "disable" and metrics_file.exists():
+        metrics_file.replace(metrics_file.with_name("metrics.previous.jsonl"))
     started = time.perf_counter()
     final = run(config)
     report(metrics_file, time.perf_counter() - started)

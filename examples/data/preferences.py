@@ -1,4 +1,4 @@
-"""Write sums with right and wrong answers, for training without rollouts.
+"""Write sums with right and wrong answers, for training without rollouts. A wrong answer is that to some other sum.
 
     python examples/data/preferences.py --out data/preferences --kind pairs
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 
-def _rows(a: int, b: int, kind: str, rng: random.Random) -> list[dict[str, Any]]:
+def _rows(a: int, b: int, largest: int, kind: str, rng: random.Random) -> list[dict[str, Any]]:
     prompt, right = f"{a}+{b}=", str(a + b)
-    wrong = str(max(a + b + rng.choice([-10, -2, -1, 1, 2, 10]), 0))
+    wrong = str(rng.choice([number for number in range(2, 2 * largest + 1) if number != a + b]))
     if kind == "answers":
         return [{"prompt": prompt, "response": right}]
     if kind == "pairs":
@@ -37,7 +37,7 @@ def write_preferences(
     folder.mkdir(parents=True, exist_ok=True)
     files = folder / "train.jsonl", folder / "test.jsonl"
     for path, part in zip(files, (sums[test_size:], sums[:test_size]), strict=True):
-        rows = [row for a, b in part for row in _rows(a, b, kind, rng)]
+        rows = [row for a, b in part for row in _rows(a, b, largest, kind, rng)]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return files
 
