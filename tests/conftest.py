@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# A Ray of the tests' own, whatever else runs on this machine.
+os.environ.setdefault("RAY_ADDRESS", "local")
 
 TINY_VOCAB = 128
 MODEL_FAMILIES = ("llama", "qwen2", "qwen3", "gpt2", "opt")

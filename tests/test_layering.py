@@ -35,12 +35,12 @@ DOORS = {
     "sglang": ("verl/rollout/",),
     "transformers": ("verl/models/", "verl/data/"),
     "omegaconf": ("verl/config/loader.py",),
-    "tensorboard": ("verl/utils/tracking",),
-    "torch.utils.tensorboard": ("verl/utils/tracking",),
-    "wandb": ("verl/utils/tracking",),
-    "mlflow": ("verl/utils/tracking",),
-    "swanlab": ("verl/utils/tracking",),
-    "trackio": ("verl/utils/tracking",),
+    "tensorboard": ("verl/utils/tracking/",),
+    "torch.utils.tensorboard": ("verl/utils/tracking/",),
+    "wandb": ("verl/utils/tracking/",),
+    "mlflow": ("verl/utils/tracking/",),
+    "swanlab": ("verl/utils/tracking/",),
+    "trackio": ("verl/utils/tracking/",),
 }
 
 # Reading a config must not cost the seconds that these take to import.
