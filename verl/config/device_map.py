@@ -16,12 +16,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 
 from verl.config.errors import ConfigError
-from verl.config.trainer import BaseTrainerConfig, TrainerConfig
+from verl.config.trainer import BaseTrainerConfig, PlacementStrategy, TrainerConfig
 
 ACTOR, ROLLOUT = "actor", "rollout"
 ROLE_NAMES = {
@@ -42,7 +42,7 @@ FSDP_SECTIONS = {
     "ref": "actor_rollout_ref.ref.fsdp_config",
     "rm": "reward.reward_model.fsdp",
 }
-STRATEGIES = ("STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD")
+STRATEGIES = get_args(PlacementStrategy)
 KEYS = ("type", "devices", "gpus", "node", "strategy", "own_process")
 
 MAX_DEVICES = 1024

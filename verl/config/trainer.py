@@ -5,6 +5,9 @@ from typing import Any, Literal, Protocol
 
 from verl.config.keys import key
 
+PlacementStrategy = Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"]
+"""Ray's."""
+
 
 @dataclass
 class BaseTrainerConfig:
@@ -33,7 +36,7 @@ class BaseTrainerConfig:
     seed: int = key(1, "the one seed: data order, sampling, initialisation and shuffling follow from it")
     ray_wait_register_center_timeout: int = key(300, "seconds to wait for Ray to start or answer")
     placement_timeout_s: float = key(300.0, "seconds to wait until the cluster has the devices that are asked for free")
-    placement_strategy: Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"] = key(
+    placement_strategy: PlacementStrategy = key(
         "STRICT_PACK", "Ray's strategy for the n_gpus_per_node processes of a node; STRICT_PACK keeps them on one"
     )
     worker_timeout_s: float = key(3600.0, "seconds after which an unanswered call to a worker is an error")

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
+from verl.config.device_map import STRATEGIES
 from verl.workers.ray.cluster import free_text, holders_text, node_id
 
 logger = logging.getLogger("verl.workers")
 
 NODE_ID = "ray.io/node-id"
 """The label that Ray gives every node."""
-STRATEGIES = ("STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD")
 
 
 @dataclass(frozen=True)
