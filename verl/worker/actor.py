@@ -22,8 +22,8 @@ from verl.utils.metrics import Metrics
 from verl.worker.dispatch import Dispatch, register
 from verl.worker.generation import rollout_dtype
 from verl.worker.losses import actor_loss
-from verl.worker.model_worker import ModelSettings, ModelWorker, micro_batching, optimizer_steps
-from verl.worker.preference import preference_objective
+from verl.worker.model_worker import ModelSettings, ModelWorker, micro_batching
+from verl.worker.preference import policy_settings, preference_objective
 
 
 class ActorWorker(ModelWorker):
@@ -38,15 +38,7 @@ class ActorWorker(ModelWorker):
         self._channel: WeightChannel | None = None
 
     def settings(self) -> ModelSettings:
-        policy = self.config.actor_rollout_ref
-        actor, steps = policy.actor, self.config.trainer.total_training_steps
-        batch_size = self.config.data.train_batch_size
-        return ModelSettings(
-            model=policy.model,
-            fsdp=policy.actor.fsdp_config,
-            optim=policy.actor.optim,
-            optimizer_steps=optimizer_steps(steps, batch_size, actor.ppo_mini_batch_size, actor.ppo_epochs),
-        )
+        return policy_settings(self.config)
 
     def build_module(self) -> ModelWrapper:
         return self.load_policy()

@@ -15,38 +15,25 @@ from verl.rollout.weight_sync import check_weights, generating, sync_weights
 from verl.utils.metrics import Metrics, detach_metrics
 from verl.worker.actor import ActorWorker
 from verl.worker.dispatch import Dispatch, register
-from verl.worker.generation import Generation, rollout_dtype
+from verl.worker.generation import GeneratingWorker, rollout_dtype
 
 
-class ActorRolloutWorker(ActorWorker):
+class ActorRolloutWorker(ActorWorker, GeneratingWorker):
     """Trains the policy and samples from it."""
 
     def __init__(self, config: PPOConfig, role: str = "actor_rollout", module: nn.Module | None = None) -> None:
         super().__init__(config, role, module)
-        self._generation: Generation | None = None
 
     def build_module(self) -> ModelWrapper:
         policy = self.load_policy()
-        size = self.config.actor_rollout_ref.rollout.tensor_model_parallel_size
-        self.register_mesh("rollout", self.rank // size, self.world_size // size, collect=self.rank % size == 0)
-        self._generation = Generation(self.config, policy.hf_model, self.device, self.rank)
+        self.start_generation(policy.hf_model)
         return policy
-
-    @property
-    def generation(self) -> Generation:
-        if self._generation is None:
-            raise RuntimeError(f"role {self.role}: init_model() must be called before anything else")
-        return self._generation
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         """Load the policy, its optimizer and the rollout engine, which starts with the same weights."""
         super().init_model()
         self.sync_weights()
-
-    def close(self) -> None:
-        if self._generation is not None:
-            self._generation.engine.close()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sync_weights(self) -> Metrics:

@@ -10,6 +10,7 @@ from verl.rollout.base import RolloutEngine, Sampling
 from verl.rollout.batching import prompts_from, responses_to_batch
 from verl.utils.backends import resolve_dtype
 from verl.utils.seeding import derive_seed
+from verl.worker.model_worker import ModelWorker
 
 
 def rollout_dtype(config: PPOConfig, device: str) -> torch.dtype:
@@ -63,3 +64,26 @@ class Generation:
             ignore_eos=rollout.ignore_eos,
             stop_token_ids=tuple(sorted({*rollout.stop_token_ids, *ends})),
         )
+
+
+class GeneratingWorker(ModelWorker):
+    """A process with a rollout engine, beside whatever else it does."""
+
+    config: PPOConfig
+    _generation: Generation | None = None
+
+    def start_generation(self, causal_lm: nn.Module) -> None:
+        """Start the engine for the architecture of `causal_lm`, and take this process's place on the mesh "rollout"."""
+        size = self.config.actor_rollout_ref.rollout.tensor_model_parallel_size
+        self.register_mesh("rollout", self.rank // size, self.world_size // size, collect=self.rank % size == 0)
+        self._generation = Generation(self.config, causal_lm, self.device, self.rank)
+
+    @property
+    def generation(self) -> Generation:
+        if self._generation is None:
+            raise RuntimeError(f"role {self.role}: init_model() must be called before anything else")
+        return self._generation
+
+    def close(self) -> None:
+        if self._generation is not None:
+            self._generation.engine.close()

@@ -25,7 +25,7 @@ from verl.algorithms.preference_losses import (
     kto_kl_point,
     loss_arguments,
 )
-from verl.config import PreferenceConfig
+from verl.config import PPOConfig, PreferenceConfig
 from verl.engine.base import MicroBatching, Outputs, TrainEngine
 from verl.models.wrapper import ModelWrapper
 from verl.utils.distributed import all_reduce_sum
@@ -39,6 +39,19 @@ from verl.worker.reference import ReferencePolicyWorker
 REFERENCE = "ref_sequence_log_probs"
 
 
+def policy_settings(config: PPOConfig | PreferenceConfig) -> ModelSettings:
+    """What the policy is trained with, by advantages or by preferences."""
+    policy, steps = config.actor_rollout_ref, config.trainer.total_training_steps
+    actor, batch_size = policy.actor, config.data.train_batch_size
+    assert actor.ppo_mini_batch_size is not None
+    return ModelSettings(
+        model=policy.model,
+        fsdp=actor.fsdp_config,
+        optim=actor.optim,
+        optimizer_steps=optimizer_steps(steps, batch_size, actor.ppo_mini_batch_size, actor.ppo_epochs),
+    )
+
+
 class PreferenceWorker(OfflineWorker):
     """Trains the policy on rows of two sequences."""
 
@@ -48,15 +61,7 @@ class PreferenceWorker(OfflineWorker):
         super().__init__(config, role, module)
 
     def settings(self) -> ModelSettings:
-        policy, steps = self.config.actor_rollout_ref, self.config.trainer.total_training_steps
-        actor, batch_size = policy.actor, self.config.data.train_batch_size
-        assert actor.ppo_mini_batch_size is not None
-        return ModelSettings(
-            model=policy.model,
-            fsdp=policy.actor.fsdp_config,
-            optim=policy.actor.optim,
-            optimizer_steps=optimizer_steps(steps, batch_size, actor.ppo_mini_batch_size, actor.ppo_epochs),
-        )
+        return policy_settings(self.config)
 
     def build_module(self) -> ModelWrapper:
         return self.load_policy()

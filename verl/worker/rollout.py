@@ -9,18 +9,15 @@ from verl.rollout.weight_channel import WeightChannel
 from verl.rollout.weight_sync import check_weights
 from verl.utils.seeding import seed_everything
 from verl.worker.dispatch import Dispatch, register
-from verl.worker.generation import Generation, rollout_dtype
-from verl.worker.model_worker import ModelSettings, ModelWorker
+from verl.worker.generation import GeneratingWorker, rollout_dtype
+from verl.worker.model_worker import ModelSettings
 
 
-class RolloutWorker(ModelWorker):
+class RolloutWorker(GeneratingWorker):
     """Samples from the policy."""
-
-    config: PPOConfig
 
     def __init__(self, config: PPOConfig, role: str = "rollout", module: nn.Module | None = None) -> None:
         super().__init__(config, role, module)
-        self._generation: Generation | None = None
         self._channel: WeightChannel | None = None
 
     def settings(self) -> ModelSettings:
@@ -32,19 +29,7 @@ class RolloutWorker(ModelWorker):
         """Start the rollout engine; it generates once `receive_weights` has brought the actor's weights."""
         self.init_distributed(self.device, timeout_s=self.config.trainer.worker_timeout_s)
         seed_everything(self.config.trainer.seed)
-        size = self.config.actor_rollout_ref.rollout.tensor_model_parallel_size
-        self.register_mesh("rollout", self.rank // size, self.world_size // size, collect=self.rank % size == 0)
-        self._generation = Generation(self.config, self.load_policy().hf_model, self.device, self.rank)
-
-    @property
-    def generation(self) -> Generation:
-        if self._generation is None:
-            raise RuntimeError(f"role {self.role}: init_model() must be called before anything else")
-        return self._generation
-
-    def close(self) -> None:
-        if self._generation is not None:
-            self._generation.engine.close()
+        self.start_generation(self.load_policy().hf_model)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def join_weight_channel(self, host: str, port: int) -> None:
