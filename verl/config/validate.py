@@ -13,7 +13,7 @@ from verl.config.ranges import out_of_range
 from verl.config.resolve import resolve
 from verl.config.trainer import RunConfig
 from verl.config.tree import leaves, value_at
-from verl.config.validate_layout import check_device_map, check_roles, check_rollout_engine
+from verl.config.validate_layout import check_device_map, check_role_processes, check_rollout_engine
 
 __all__ = ["resolve", "validate"]
 
@@ -279,7 +279,7 @@ def check_resume(config: RunConfig, facts: Facts) -> Iterator[str]:
 
 
 Check = Callable[[PPOConfig, Facts], Iterator[str]]
-ARITHMETIC: tuple[Check, ...] = (_mini_batches, _token_limits, check_roles, check_rollout_engine)
+ARITHMETIC: tuple[Check, ...] = (_mini_batches, _token_limits, check_role_processes, check_rollout_engine)
 CHECKS: tuple[Check, ...] = (
     _inputs,
     check_validation,

@@ -17,7 +17,7 @@ from verl.config.trainer import BaseTrainerConfig, RunConfig, TrainerConfig
 from verl.config.tree import leaves, value_at
 
 
-def check_roles(config: PPOConfig, facts: Facts) -> Iterator[str]:
+def check_role_processes(config: PPOConfig, facts: Facts) -> Iterator[str]:
     places = places_of(config.trainer)
     if config.trainer.worker_group == "local":
         yield from check_one_process(config)
