@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from tests.conftest import MODEL_FAMILIES, build_ragged_batch
 from verl.config import ModelConfig
-from verl.models.value import ValueModel
+from verl.models.value import ValueModel, apply_head
 
 BATCH = build_ragged_batch()
 
@@ -39,7 +39,7 @@ def test_values_are_read_before_each_response_token(
         expected[i, :n] = (hidden @ critic.value_head.weight[0] + 0.25)[-n - 1 : -1]
     for remove_padding in [False, True] if critic.supports_packing else [False]:
         values = critic(BATCH, remove_padding=remove_padding)["values"]
-        torch.testing.assert_close(values, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(values, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_new_critic_says_zero_and_its_head_can_learn(tiny_model_dir: Path) -> None:
@@ -55,6 +55,25 @@ def test_saved_and_loaded_it_is_the_same(tiny_model_dir: Path, tmp_path: Path) -
     critic.save_pretrained(tmp_path / "critic", weights_by_hf_name(critic))
     again = ValueModel.load(ModelConfig(path=str(tmp_path / "critic")), torch.float32)
     assert torch.equal(again(BATCH)["values"], critic(BATCH)["values"])
+
+
+def test_a_folder_may_be_given_from_home(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    critic = with_random_head(ValueModel.load(ModelConfig(path=str(tiny_model_dir)), torch.float32))
+    critic.save_pretrained(tmp_path / "critic", weights_by_hf_name(critic))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    loaded = ValueModel.load(ModelConfig(path="~/critic"), torch.float32)
+    assert torch.equal(loaded.value_head.weight, critic.value_head.weight)
+
+
+def test_a_head_computes_in_fp32_whatever_its_weights_are() -> None:
+    for bias in (False, True):
+        head = torch.nn.Linear(2, 1, bias=bias, dtype=torch.bfloat16)
+        for parameter in head.parameters():
+            torch.nn.init.ones_(parameter)
+        # bf16 knows 256 and 258, and nothing between.
+        assert apply_head(head, torch.tensor([[256.0, 1.0]], dtype=torch.bfloat16)).tolist() == [257.0 + bias]
 
 
 def test_a_head_of_another_size_is_an_error_that_names_the_file(tiny_model_dir: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from verl.config import ModelConfig
 from verl.models.layout import layout_tokens, one_or_more_sequences
 from verl.models.loading import is_sequence_classifier, load_sequence_classifier, saved_value_head
-from verl.models.value import ValueModel, apply_value_head, save_with_value_head
+from verl.models.value import ValueModel, apply_head, save_with_value_head
 from verl.models.wrapper import ModelWrapper, backbone_of, last_hidden_state
 
 
@@ -60,9 +60,9 @@ class RewardScorer(ModelWrapper):
         last = layout.slot[:, -1]
         head = getattr(self.hf_model, "score", None)
         if self.value_head is not None:
-            scores = apply_value_head(self.value_head, last_hidden_state(self.hf_model, layout)[last])
+            scores = apply_head(self.value_head, last_hidden_state(self.hf_model, layout)[last])
         elif isinstance(head, nn.Linear):
-            scores = head(last_hidden_state(backbone_of(self.hf_model), layout)[last]).float().squeeze(-1)
+            scores = apply_head(head, last_hidden_state(backbone_of(self.hf_model), layout)[last])
         else:
             # An encoder looks both ways, so unlike a causal model it has to be told what is padding.
             outputs = self.hf_model(input_ids=layout.input_ids, attention_mask=layout.attention_mask)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from verl.config import ModelConfig
 from verl.models.layout import layout_tokens, response_slots
-from verl.models.loading import VALUE_HEAD_FILE, load_backbone
+from verl.models.loading import VALUE_HEAD_FILE, load_backbone, saved_value_head
 from verl.models.probe import hidden_width, keeps_packed_rows_apart
 from verl.models.wrapper import ModelWrapper, last_hidden_state, save_module
 
@@ -30,8 +30,8 @@ class ValueModel(ModelWrapper):
     def load(cls, config: ModelConfig, dtype: torch.dtype) -> "ValueModel":
         """From a language model's folder (a new head) or a saved critic's folder (its own head)."""
         model = cls(load_backbone(config, dtype))
-        saved_head = Path(config.path or "") / VALUE_HEAD_FILE
-        if saved_head.is_file():
+        saved_head = None if config.path is None else saved_value_head(config.path)
+        if saved_head is not None:
             load_value_head(model.value_head, saved_head)
         return model
 
@@ -45,16 +45,17 @@ class ValueModel(ModelWrapper):
         layout = layout_tokens(batch["input_ids"], batch["attention_mask"], packed=remove_padding)
         rows, columns, slots = response_slots(layout, batch["attention_mask"], response_mask)
         hidden = last_hidden_state(self.hf_model, layout)[slots]
-        values = apply_value_head(self.value_head, hidden)
+        values = apply_head(self.value_head, hidden)
         return {"values": values.new_zeros(response_mask.shape).index_put((rows, columns), values)}
 
     def save_pretrained(self, folder: Path, state_dict: dict[str, Tensor]) -> None:
         save_with_value_head(self.hf_model, folder, state_dict)
 
 
-def apply_value_head(head: nn.Linear, hidden: Tensor) -> Tensor:
-    """[n] in fp32: bf16 would leave values only 3 significant digits."""
-    return nn.functional.linear(hidden.float(), head.weight.float(), head.bias.float()).squeeze(-1)
+def apply_head(head: nn.Linear, hidden: Tensor) -> Tensor:
+    """[n] in fp32, from hidden states [n, H]: bf16 would leave values and scores only 3 significant digits."""
+    bias = None if head.bias is None else head.bias.float()
+    return nn.functional.linear(hidden.float(), head.weight.float(), bias).squeeze(-1)
 
 
 def load_value_head(head: nn.Linear, path: Path) -> None:
