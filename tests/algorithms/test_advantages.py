@@ -184,7 +184,7 @@ def test_gdpo_tells_apart_what_has_the_same_sum():
     [
         ({}, {}, "at least one reward"),
         ({"x": [0.0, 1.0]}, {"gdpo_reward_weights": {"y": 1.0}}, r"rewards \['x'\] against .* \['y'\]"),
-        ({"x": [0.0, float("nan")]}, {}, "reward 'x' holds NaN"),
+        ({"x": [0.0, float("nan")]}, {}, r"reward 'x' is no finite number in rows \[1\]"),
         ({"x": [0.0, 1.0]}, {"use_kl_in_reward": True}, "use actor.use_kl_loss instead"),
     ],
 )

@@ -35,7 +35,7 @@ def test_b12_f1_padded_packed_and_one_by_one_agree(family: str, tiny_model_facto
     layouts = [False, True] if policy.supports_packing else [False]
     for remove_padding in layouts:
         outputs = policy(BATCH, temperature=0.7, compute_entropy=True, remove_padding=remove_padding)
-        torch.testing.assert_close(outputs, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(outputs, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt2"])
@@ -112,7 +112,7 @@ def test_soft_capped_logits_come_from_the_models_own_forward() -> None:
     policy = PolicyModel(model)
     assert policy.output_layer is None
     outputs = policy(BATCH, compute_entropy=True)
-    torch.testing.assert_close(outputs, one_by_one(lambda ids: model(ids).logits, BATCH), atol=1e-5, rtol=0)
+    torch.testing.assert_close(outputs, one_by_one(lambda ids: model(ids).logits, BATCH), atol=1e-5, rtol=1e-5)
 
 
 class RunningMean(nn.Module):
@@ -135,7 +135,7 @@ def test_any_module_that_gives_logits_is_a_policy(wrapped: bool) -> None:
     module = RunningMean(wrapped)
     policy = PolicyModel(module)
     expected = one_by_one(lambda ids: module(ids).logits if wrapped else module(ids), BATCH)
-    torch.testing.assert_close(policy(BATCH, compute_entropy=True), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(policy(BATCH, compute_entropy=True), expected, atol=1e-5, rtol=1e-5)
     assert policy.blocks() == [] and not policy.supports_packing
     assert {policy.hf_name(name) for name, _ in policy.named_parameters()} == {n for n, _ in module.named_parameters()}
 

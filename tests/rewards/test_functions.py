@@ -253,3 +253,24 @@ def test_functions_from_the_config(tiny_tokenizer: Any, responses_batch: Batches
     ]:
         with pytest.raises(ValueError, match=message):
             load_reward_manager(load_config([override]).reward, tiny_tokenizer)
+
+
+def test_of_one_function_the_numbers_beside_its_score_are_the_single_rewards(
+    tiny_tokenizer: Any, responses_batch: Batches
+) -> None:
+    def parts(prompts: list[str], responses: list[str]) -> list[Any]:
+        return [{"score": 3.0, "right": True, "short": 2, "answer": "7"}, {"score": 1.0, "right": False}, None]
+
+    limits = Limits(on_invalid="default", default_score=-1.0)
+    overlong = OverlongBuffer(max_length=5, buffer=4, factor=1.0, log=True)  # with EOS: 3, 4 and 4 tokens
+    found = RewardManager(tiny_tokenizer, parts, limits, overlong)(responses_batch(WORDS)).components
+    assert found["right"].tolist() == [1, 0, -1]
+    assert found["short"][0] == 2 and found["short"][1].isnan() and found["short"][2] == -1
+    assert found["overlong"].tolist() == [-0.5, -0.75, -0.75] and len(found) == 3
+
+
+def test_of_one_function_without_such_numbers_its_score_is_the_single_reward(
+    tiny_tokenizer: Any, responses_batch: Batches
+) -> None:
+    manager = RewardManager(tiny_tokenizer, lambda prompts, responses: [{"score": 2, "text": "a"}, 3.0, 4.0])
+    assert {name: list(v) for name, v in manager(responses_batch(WORDS)).components.items()} == {"score": [2, 3, 4]}

@@ -131,6 +131,32 @@ def test_remax_subtracts_the_greedy_score(tiny_run: Callable[..., list[str]], ru
     assert "timing/gen_baseline" in record and "critic/vf_loss" not in record
 
 
+def test_remax_trains_nothing_on_prompts_whose_greedy_response_has_no_score(
+    tiny_run: Callable[..., list[str]], run_metrics: Run, tmp_path: Path
+) -> None:
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text(
+        "calls = 0\n"
+        "def compute_score(data_source, solution_str, ground_truth, extra_info):\n"
+        "    global calls\n"
+        "    calls += 1\n"
+        "    return None if calls == 9 else float(len(solution_str))\n"
+    )
+    # Of 4 prompts with 2 samples each the calls 1 to 8 are for the samples, 9 is the first greedy response.
+    keys = tiny_run(
+        "algorithm.name=remax",
+        "actor_rollout_ref.rollout.n=2",
+        "reward.on_invalid=exclude",
+        "reward.num_workers=0",
+        f"reward.custom_reward_function.path={rewards}",
+        "trainer.test_freq=-1",
+        "trainer.val_before_train=false",
+    )
+    first, second = run_metrics(keys)
+    assert first["reward/without_baseline"] == 2 and "reward/without_baseline" not in second
+    assert first["actor/grad_norm"] > 0
+
+
 def test_gdpo_takes_the_rewards_one_by_one(
     tiny_run: Callable[..., list[str]], run_metrics: Run, tmp_path: Path
 ) -> None:
@@ -152,8 +178,15 @@ def test_gdpo_takes_the_rewards_one_by_one(
 
 
 def test_gdpo_needs_several_rewards(tiny_run: Callable[..., list[str]], run_metrics: Run) -> None:
-    with pytest.raises(ValueError, match="returned a single score: return a dict"):
-        run_metrics(tiny_run("algorithm.adv_estimator=gdpo", "algorithm.use_kl_in_reward=false"))
+    keys = ("algorithm.adv_estimator=gdpo", "algorithm.use_kl_in_reward=false")
+    with pytest.raises(ValueError, match=r"but there is only one \(score\): let the reward function return a dict"):
+        run_metrics(tiny_run(*keys))
+    penalty = "reward.reward_kwargs.overlong_buffer_cfg"
+    longest = ("reward.reward_manager.name=dapo", f"{penalty}.enable=true", f"{penalty}.len=3", f"{penalty}.log=true")
+    record = run_metrics(tiny_run(*keys, *longest), "overlong")[-1]
+    assert {"groups_all_equal/score", "groups_all_equal/overlong"} <= record.keys()
+    with pytest.raises(ValueError, match=r"\(reward.rule_weight=0.5\) have no effect with .*gdpo, .*one by one"):
+        run_metrics(tiny_run(*keys, "reward.rule_weight=0.5"))
 
 
 def test_d7_dynamic_sampling_fills_the_batch_with_groups_that_differ(

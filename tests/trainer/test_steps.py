@@ -7,6 +7,7 @@ import torch
 from verl import DataProto
 from verl.config import ActorConfig, AlgorithmConfig, PolicyLossConfig, RolloutCorrectionConfig
 from verl.trainer.steps import (
+    REWARD_COLUMN,
     SCORE_COLUMN,
     choose_tokens,
     compute_advantage,
@@ -16,6 +17,7 @@ from verl.trainer.steps import (
     label_prompts,
     penalize_kl,
     shuffled,
+    with_tensors,
 )
 
 
@@ -138,9 +140,11 @@ def test_tokens_are_chosen_once_for_the_whole_batch() -> None:
     assert choose_tokens(batch, ActorConfig(), seed=1) is batch
 
 
-def test_gdpo_takes_numbers_and_leaves_excluded_rows_out() -> None:
-    columns = {"right": [1, None, np.float32(3)], "short": [True, 0.5, np.bool_(False)], "answer": ["7", "8", None]}
-    batch = groups([0.0, 0.0, 0.0], "aaa", **columns)
+def test_gdpo_leaves_excluded_rows_out() -> None:
+    rewards = {"right": torch.tensor([1, torch.nan, 3]), "short": torch.tensor([1, 0.5, 0])}
+    batch = with_tensors(
+        groups([0.0, 0.0, 0.0], "aaa"), **{f"{REWARD_COLUMN}{name}": column for name, column in rewards.items()}
+    )
     batch.batch["response_mask"][1] = 0
     config = AlgorithmConfig(adv_estimator="gdpo", gdpo_reward_weights={"right": 2.0})
     found, metrics = compute_advantage(batch, config)
@@ -149,7 +153,10 @@ def test_gdpo_takes_numbers_and_leaves_excluded_rows_out() -> None:
     torch.testing.assert_close(found.batch["advantages"], expected, atol=1e-4, rtol=0)
     assert set(metrics) == {"groups_of_one", "groups_all_equal/right", "groups_all_equal/short"}
     batch.batch["response_mask"][1] = 1
-    with pytest.raises(ValueError, match="reward 'right' is a number in some rows, but None in row 1"):
+    with pytest.raises(ValueError, match=r"reward 'right' is no finite number in rows \[1\]"):
+        compute_advantage(batch, config)
+    del batch.batch[f"{REWARD_COLUMN}short"]
+    with pytest.raises(ValueError, match=r"normalises several rewards one by one, but there is only one \(right\)"):
         compute_advantage(batch, config)
 
 

@@ -1,10 +1,12 @@
 """From a batch of responses to scores at their tokens."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -125,10 +127,12 @@ class RewardManager:
         for function, scores in zip(self.functions, scored, strict=True):
             for row in rows:
                 self._place(token_level_scores[row], mask[row], int(last[row]), function.weight, scores[row])
-        extras, components, metrics = self._report(scored, texts)
+        extras, metrics = self._report(scored, texts)
+        components = self._components(scored)
         if self.overlong is not None:
             penalties = [self.overlong(int(length)) for length in mask.sum(-1)]
             token_level_scores[list(rows), last] += torch.tensor(penalties)
+            components["overlong"] = torch.tensor(penalties, dtype=torch.float32)
             metrics["reward/overlong_mean"] = float(np.mean(penalties))
             if self.overlong.log:
                 extras["overlong_reward"] = object_column(penalties)
@@ -239,13 +243,11 @@ class RewardManager:
         else:
             target[last] += weight * score
 
-    def _report(
-        self, scored: list[list[RowScore]], texts: _Texts
-    ) -> tuple[dict[str, np.ndarray], dict[str, Tensor], dict[str, float]]:
-        """Extras, components and metrics."""
+    def _report(self, scored: list[list[RowScore]], texts: _Texts) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+        """Extras and metrics."""
         rows = range(len(texts.responses))
         extra_rows: list[dict[str, Any]] = [{} for _ in rows]
-        components, metrics = {}, {}
+        metrics: dict[str, float] = {}
         several = len(self.functions) > 1
         for function, scores in zip(self.functions, scored, strict=True):
             prefix = f"{function.name}/" if several else ""
@@ -254,14 +256,26 @@ class RewardManager:
                 if several:
                     row[function.name] = None if score.problem else score.total
             if several:
-                given = [self.limits.default_score if score.problem else score.total for score in scores]
-                components[function.name] = torch.tensor(given, dtype=torch.float32)
                 valid = [score.total for score in scores if not score.problem]
                 if valid:
                     metrics[f"reward/{function.name}_mean"] = float(np.mean(valid))
         if self.limits.on_invalid != "raise":
             metrics |= self._report_invalid(scored, texts, extra_rows)
-        return _columns(extra_rows), components, metrics
+        return _columns(extra_rows), metrics
+
+    def _components(self, scored: list[list[RowScore]]) -> dict[str, Tensor]:
+        """The single rewards [B]; see RewardResult."""
+        default = self.limits.default_score
+        if len(scored) == 1:
+            (rows,) = scored
+            names = dict.fromkeys(key for row in rows for key, value in row.extras.items() if _is_number(value))
+            if names:
+                return {
+                    name: torch.tensor([default if row.problem else _number(row.extras.get(name)) for row in rows])
+                    for name in names
+                }
+        totals = [[default if row.problem else row.total for row in rows] for rows in scored]
+        return {function.name: torch.tensor(total) for function, total in zip(self.functions, totals, strict=True)}
 
     def _report_invalid(
         self, scored: list[list[RowScore]], texts: _Texts, extra_rows: list[dict[str, Any]]
@@ -301,6 +315,14 @@ def _ground_truth(reward_model: Any, place: str) -> Any:
         keys = f"a dict with {list(reward_model)}" if isinstance(reward_model, Mapping) else repr(reward_model)
         raise ValueError(f"{place}: reward_model must be a dict with `ground_truth`, but is {keys:.200}")
     return reward_model["ground_truth"]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real | np.bool_)
+
+
+def _number(value: Any) -> float:
+    return float(value) if _is_number(value) else math.nan
 
 
 def _columns(rows: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:

@@ -23,7 +23,9 @@ class RewardResult:
         token_level_scores: float32 [B, R]; a row's one score is at its last sampled token, all else is 0.
         extras: what else the functions returned: key -> object array [B], None in rows that lack it.
         excluded: bool [B]: rows that must train nothing, since they have no valid score; None is none.
-        components: with several functions, the unweighted scores of each, float32 [B], by name.
+        components: the single rewards that make up the score, unweighted, float32 [B], by name; NaN where a row has
+            none. Of several functions the score of each; of one function the numbers that it returned beside its
+            score, or else its score; and the overlong penalty, if there is one.
         metrics: figures of the step, by their full names.
     """
 

@@ -50,6 +50,26 @@ def checked(config: PPOConfig, given: Collection[str] = ()) -> PPOConfig:
     return config
 
 
+def check_single_rewards(config: PPOConfig, reward_fn: Any) -> None:
+    """ConfigError for weights in the sum of rewards when the estimator reads the single ones, which would lose them."""
+    reward, name = config.reward, config.algorithm.adv_estimator
+    if not get_adv_estimator(name).needs_reward_components:
+        return
+    weights = {f"of the reward function {f.name!r}": f.weight for f in getattr(reward_fn, "functions", ())}
+    weights["reward.rule_weight"] = reward.rule_weight or 1.0  # 0 leaves the rule out
+    if reward.reward_model.enable:
+        weights["reward.reward_model.weight"] = reward.reward_model.weight
+    lost = [f"{key}={weight:g}" for key, weight in weights.items() if weight != 1]
+    if lost:
+        raise ConfigError(
+            [
+                f"weights in the sum of rewards ({', '.join(lost)}) have no effect with "
+                f"algorithm.adv_estimator={name}, which normalises rewards one by one: leave them at 1, and set "
+                "algorithm.gdpo_reward_weights"
+            ]
+        )
+
+
 def check_models(config: PPOConfig, given: Collection[str] = ()) -> None:
     """ValueError, without loading anything, when a model that the run needs cannot be read from where it should be."""
     models = {"actor_rollout_ref.model.path": config.actor_rollout_ref.model}

@@ -36,7 +36,7 @@ from verl.protocol import DataProto, align
 from verl.rewards import RewardManager, RewardResult, load_reward_manager
 from verl.trainer.callbacks import Callback, checked_callbacks
 from verl.trainer.checkpoint import Checkpoints
-from verl.trainer.checks import check_tokenizer, check_writable, checked
+from verl.trainer.checks import check_single_rewards, check_tokenizer, check_writable, checked
 from verl.trainer.launch import due, load_models, shut_down, start_worker_groups
 from verl.trainer.loaders import build_loaders, total_steps
 from verl.trainer.metrics import batch_metrics, log_step, rollout_agreement, score_metrics, throughput_metrics
@@ -46,6 +46,7 @@ from verl.trainer.roles import Role, check_roles, needs_reference
 from verl.trainer.samples import sample_rows, write_rows
 from verl.trainer.steps import (
     MODEL_COLUMNS,
+    REWARD_COLUMN,
     SCORE_COLUMN,
     choose_tokens,
     compute_advantage,
@@ -125,6 +126,7 @@ class RayPPOTrainer:
             self.config.reward, tokenizer, self.config.data.max_response_length
         )
         self.val_reward_fn = val_reward_fn or self.reward_fn
+        check_single_rewards(self.config, self.reward_fn)
         # Known now, a missing column costs nothing; at the first reward it would cost a rollout.
         required = getattr(self.reward_fn, "required_columns", ()) if self.config.reward.rule_weight else ()
         self.train_dataloader, self.val_dataloader = build_loaders(
@@ -297,16 +299,26 @@ class RayPPOTrainer:
         metrics |= reward_metrics
         if self.estimator.needs_greedy_baseline and self.config.algorithm.preference.loss is None:
             with self._phase("gen_baseline", timings, self.rollout_wg):
-                batch = with_tensors(batch, baseline_scores=self._greedy_scores(prompts))
+                batch, baseline_metrics = self._with_baseline(batch, prompts)
+            metrics |= baseline_metrics
         return batch
 
-    def _greedy_scores(self, prompts: DataProto) -> torch.Tensor:
-        """[B]: for each row the score of its prompt's most likely response, generated once for a prompt."""
+    def _with_baseline(self, batch: DataProto, prompts: DataProto) -> tuple[DataProto, dict[str, float]]:
+        """Add `baseline_scores` [B]: the score of the prompt's most likely response, generated once for a prompt.
+
+        Where that response is excluded there is nothing to compare with, so the prompt's samples train nothing either.
+        """
         n = self.config.actor_rollout_ref.rollout.n
         once = prompts[::n]
         output = self.rollout_wg.generate_sequences(self._generation_batch(once, "greedy"))
-        scored, _ = self.score(_without_prompt_columns(once).union(output))
-        return scored.batch["token_level_scores"].sum(-1).repeat_interleave(n)
+        greedy, _ = self.score(_without_prompt_columns(once).union(output))
+        scored = greedy.batch["response_mask"].bool().any(-1).repeat_interleave(n)
+        batch = with_tensors(
+            batch,
+            baseline_scores=greedy.batch["token_level_scores"].sum(-1).repeat_interleave(n),
+            response_mask=batch.batch["response_mask"] * scored[:, None],
+        )
+        return batch, {} if scored.all() else {"reward/without_baseline": float((~scored).sum())}
 
     def _evaluate(self, batch: DataProto, timings: dict[str, float], metrics: dict[str, float]) -> DataProto:
         config, actor, ref, critic = self.config, self.actor_rollout_wg, self.ref_wg, self.critic_wg
@@ -448,17 +460,20 @@ class RayPPOTrainer:
     def score(self, batch: DataProto, validate: bool = False) -> tuple[DataProto, dict[str, float]]:
         """Add `token_level_scores`: the rule's scores and the reward model's, by their weights.
 
-        What the rule returned besides its score becomes the columns `score/<name>`. Rows that it excludes lose their
-        `response_mask`, so that they train nothing.
+        What the rule returned besides its score becomes the columns `score/<name>`, and for estimators that read single
+        rewards these are the columns `reward/<name>`. Rows that it excludes lose their `response_mask`, so that they
+        train nothing.
         """
         reward = self.config.reward
         scores = torch.zeros(batch.batch["responses"].shape, dtype=torch.float32)
         extras: dict[str, Any] = {}
+        single: dict[str, torch.Tensor] = {}
         metrics: dict[str, float] = {}
         if reward.rule_weight:
             result: RewardResult = (self.val_reward_fn if validate else self.reward_fn)(batch)
             scores = scores + reward.rule_weight * result.token_level_scores
             extras = {f"{SCORE_COLUMN}{name}": column for name, column in result.extras.items()}
+            single = dict(result.components)
             metrics |= result.metrics
             valid = torch.ones(len(batch), dtype=torch.bool) if result.excluded is None else ~result.excluded
             metrics["reward/rule_mean"] = float(result.token_level_scores[valid].sum(-1).mean())
@@ -476,8 +491,12 @@ class RayPPOTrainer:
             request = batch.select(list(MODEL_COLUMNS), raw, [])
             rm_scores = self.rm_wg.compute_rm_score(request).batch["rm_scores"]
             scores = scores + reward.reward_model.weight * rm_scores
+            single["reward_model"] = rm_scores.sum(-1)
             metrics["reward/rm_mean"] = float(rm_scores.sum(-1).mean())
-        return batch.union(DataProto.from_dict({"token_level_scores": scores}, extras)), metrics
+        tensors = {"token_level_scores": scores}
+        if self.estimator.needs_reward_components:
+            tensors |= {f"{REWARD_COLUMN}{name}": column for name, column in single.items()}
+        return batch.union(DataProto.from_dict(tensors, extras)), metrics
 
     def _apply_kl(self, batch: DataProto, metrics: dict[str, float]) -> DataProto:
         algorithm = self.config.algorithm

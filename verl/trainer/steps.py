@@ -1,7 +1,5 @@
 """The driver's own part of a step: pure functions from a batch to a batch."""
 
-from numbers import Real
-
 import numpy as np
 import torch
 from tensordict import TensorDict
@@ -17,6 +15,9 @@ from verl.utils.seeding import row_seeds
 
 SCORE_COLUMN = "score/"
 """Prefix of the columns that hold what a scoring rule returned besides its score."""
+
+REWARD_COLUMN = "reward/"
+"""Prefix of the columns that hold single rewards [B], for estimators that normalise them one by one."""
 
 MODEL_COLUMNS = ("input_ids", "attention_mask", "position_ids", "responses", "response_mask")
 """What a model needs to look at responses."""
@@ -144,42 +145,24 @@ def compute_advantage(batch: DataProto, config: AlgorithmConfig) -> tuple[DataPr
         values=tensors.get("values", None),
         group_ids=torch.from_numpy(group_numbers(batch)),
         baseline_scores=tensors.get("baseline_scores", None),
-        reward_components=_components(batch) if estimator.needs_reward_components else None,
+        reward_components=_single_rewards(batch) if estimator.needs_reward_components else None,
     )
     result = estimator(inputs, config)
     columns = DataProto.from_dict({"advantages": result.advantages, "returns": result.returns})
     return batch.union(columns), result.metrics
 
 
-def _components(batch: DataProto) -> dict[str, torch.Tensor]:
-    """The single rewards that the reward function returned beside its score, each [B]; NaN in rows that it excluded.
-
-    Values that are no numbers, such as the answer that it read, are no rewards.
-    """
-    present = batch.batch["response_mask"].bool().any(-1).numpy()
-    rewards = {}
-    for name, column in batch.non_tensor_batch.items():
-        if not name.startswith(SCORE_COLUMN):
-            continue
-        numeric = np.array([isinstance(value, Real | np.bool_) for value in column])
-        if not numeric[present].any():
-            continue
-        name = name.removeprefix(SCORE_COLUMN)
-        if not numeric[present].all():
-            row = int(np.flatnonzero(present & ~numeric)[0])
-            raise ValueError(
-                f"reward {name!r} is a number in some rows, but {column[row]!r} in row {row}: a reward that is "
-                "normalised by itself needs a number in every row"
-            )
-        numbers = np.full(len(batch), np.nan, dtype=np.float32)
-        numbers[present] = column[present].astype(np.float32)
-        rewards[name] = torch.from_numpy(numbers)
-    if not rewards:
+def _single_rewards(batch: DataProto) -> dict[str, torch.Tensor]:
+    """What `REWARD_COLUMN` columns hold, by name. ValueError when there are not several."""
+    names = [name for name in map(str, batch.batch.keys()) if name.startswith(REWARD_COLUMN)]
+    if len(names) < 2:
+        found = ", ".join(name.removeprefix(REWARD_COLUMN) for name in names) or "none"
         raise ValueError(
-            "this advantage estimator normalises several rewards one by one, but the reward function returned a single "
-            "score: return a dict with `score` and one number for each reward"
+            f"this advantage estimator normalises several rewards one by one, but there is only one ({found}): let the "
+            "reward function return a dict with `score` and a number for each reward, or give several functions "
+            "(reward.functions)"
         )
-    return rewards
+    return {name.removeprefix(REWARD_COLUMN): batch.batch[name] for name in names}
 
 
 def shuffled(batch: DataProto, seed: int) -> DataProto:

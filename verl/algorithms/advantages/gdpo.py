@@ -43,7 +43,11 @@ def gdpo(batch: AdvantageInputs, config: AlgorithmConfig) -> Advantages:
     metrics = {}
     for name, scores in components.items():
         if not scores[groups.member].isfinite().all():
-            raise ValueError(f"gdpo: reward {name!r} holds NaN or inf")
+            rows = torch.nonzero(groups.member & ~scores.isfinite()).flatten().tolist()
+            raise ValueError(
+                f"gdpo: reward {name!r} is no finite number in rows {rows[:10]}: a reward that is normalised by itself "
+                "needs one in every row"
+            )
         scores = torch.where(groups.member, scores.double(), 0.0)
         total += weights.get(name, 1.0) * (scores - groups.mean(scores)) / (groups.std(scores) + 1e-6)
         metrics[f"groups_all_equal/{name}"] = groups.metrics(scores)["groups_all_equal"]
