@@ -25,7 +25,7 @@ from verl.config.loader import load_config  # noqa: E402
 from verl.models.loading import load_model_tokenizer  # noqa: E402
 from verl.trainer import RayPPOTrainer  # noqa: E402
 from verl.trainer.checks import checked
-from verl.trainer.launch import placement, running  # noqa: E402
+from verl.trainer.launch import running  # noqa: E402
 from verl.trainer.roles import default_roles  # noqa: E402
 from verl.worker import Dispatch, Worker, register  # noqa: E402
 
@@ -93,7 +93,7 @@ def measure_run(folder: Path, kind: str, args: argparse.Namespace) -> tuple[floa
     )
     roles = {role: timed(worker_cls) for role, worker_cls in default_roles(config).items()}
     tokenizer = load_model_tokenizer(config.actor_rollout_ref.model)
-    trainer = RayPPOTrainer(config, tokenizer, roles, **placement(config, roles))
+    trainer = RayPPOTrainer(config, tokenizer, roles)
     with running(trainer):
         for group in trainer.worker_groups.values():
             group.memory()  # so that every method's first call is one before the steps that count

@@ -16,7 +16,7 @@ from verl import DataProto
 from verl.config import PPOConfig
 from verl.models.loading import load_model_tokenizer
 from verl.trainer import RayPPOTrainer
-from verl.trainer.launch import placement, running
+from verl.trainer.launch import running
 from verl.trainer.roles import default_roles
 from verl.trainer.steps import with_tensors
 from verl.worker import Dispatch, Worker, register
@@ -64,7 +64,7 @@ def main(overrides: list[str]) -> dict[str, float]:
     config = config_from(["trainer.experiment_name=novelty", "trainer.total_training_steps=3", *overrides])
     roles = {**default_roles(config), "novelty": NoveltyWorker}
     tokenizer = load_model_tokenizer(config.actor_rollout_ref.model)
-    trainer = NoveltyTrainer(config, tokenizer, roles, **placement(config, roles))
+    trainer = NoveltyTrainer(config, tokenizer, roles)
     with running(trainer):
         return trainer.fit()
 

@@ -17,7 +17,7 @@ from verl.protocol import DataProto
 from verl.rewards import RewardResult
 from verl.trainer import RayPPOTrainer
 from verl.trainer.checks import checked
-from verl.trainer.launch import placement, running
+from verl.trainer.launch import running
 from verl.trainer.roles import Role, default_roles
 from verl.worker import Dispatch, register
 from verl.worker.critic import CriticWorker
@@ -149,7 +149,7 @@ def test_reference_values_and_reward_overlap_on_pools_of_their_own(
 
     roles = default_roles(config) | {"ref": MeetingReference, "critic": MeetingCritic}
     tokenizer = load_model_tokenizer(config.actor_rollout_ref.model)
-    trainer = RayPPOTrainer(config, tokenizer, roles, **placement(config, roles), reward_fn=meeting_reward)
+    trainer = RayPPOTrainer(config, tokenizer, roles, reward_fn=meeting_reward)
     with running(trainer):
         trainer.fit()
     assert {path.name for path in meeting.iterdir()} == {"ref", "critic", "reward"}
@@ -211,7 +211,7 @@ def test_a_custom_worker_from_a_trainer_subclass(tiny_run: Callable[..., list[st
     config = checked(load_config(tiny_run("trainer.worker_group=ray", "trainer.n_gpus_per_node=2")))
     roles = {**default_roles(config), "novelty": example.NoveltyWorker}
     tokenizer = load_model_tokenizer(config.actor_rollout_ref.model)
-    trainer = example.NoveltyTrainer(config, tokenizer, roles, **placement(config, roles))
+    trainer = example.NoveltyTrainer(config, tokenizer, roles)
     try:
         trainer.init_workers()
         trainer.fit()

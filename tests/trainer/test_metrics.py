@@ -6,7 +6,13 @@ import pytest
 import torch
 
 from verl import DataProto
-from verl.trainer.metrics import batch_metrics, explained_variance, rollout_agreement, throughput_metrics
+from verl.trainer.metrics import (
+    batch_metrics,
+    explained_variance,
+    merge_reward_metrics,
+    rollout_agreement,
+    throughput_metrics,
+)
 
 NAN = float("nan")
 
@@ -73,3 +79,9 @@ def test_throughput() -> None:
     metrics = throughput_metrics(batch(), seconds=2.0, processes=2)
     assert metrics["perf/total_num_tokens"] == 6
     assert metrics["perf/tokens_per_second"] == 3.0 and metrics["perf/tokens_per_second_per_process"] == 1.5
+
+
+def test_of_several_scored_batches_means_are_averaged_and_counts_added() -> None:
+    parts = [{"reward/rule_mean": 1.0, "reward/errors": 2.0}, {"reward/rule_mean": 3.0, "reward/errors": 1.0}]
+    assert merge_reward_metrics(parts) == {"reward/rule_mean": 2.0, "reward/errors": 3.0}
+    assert merge_reward_metrics([{"reward/excluded": 1.0}, {}]) == {"reward/excluded": 1.0}

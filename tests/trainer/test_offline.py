@@ -306,3 +306,36 @@ def test_a_trainer_in_a_script_with_objects_of_its_own(
     }  # fmt: skip
     trainer = trainer_cls(config, build_tiny_tokenizer(), modules=modules)
     assert trainer.init_workers().fit()["train/loss"] > 0
+
+
+def test_the_last_figures_are_returned(files: dict[str, Path], tiny_model_dir: Path, tmp_path: Path) -> None:
+    common = [f"model.path={tiny_model_dir}", f"data.train_files={files['train']}", "data.train_batch_size=8"]
+    common += ["trainer.worker_group=local", "trainer.logger=[file]", "trainer.total_training_steps=2", "optim.lr=1e-3"]
+    validation = [f"data.val_files={files['val']}", "trainer.test_freq=-1"]
+    for name, keys in (("without", []), ("before", validation)):
+        folder = tmp_path / name
+        final = sft_main([*common, *keys, f"trainer.default_local_dir={folder}"])
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert len(records) == 2 + (name == "before")
+        assert final["train/loss"] == records[-1]["train/loss"] < records[-2].get("train/loss", 99.0)
+
+
+def test_a_batch_that_is_cut_before_every_answer_trains_nothing(
+    files: dict[str, Path], tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    rows = [{"prompt": "a long question " * 4, "response": "b"} for _ in range(4)]
+    (tmp_path / "long.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    final = sft_main(
+        [
+            f"model.path={tiny_model_dir}",
+            f"data.train_files={tmp_path / 'long.jsonl'}",
+            "data.train_batch_size=4",
+            "data.max_length=8",
+            "data.truncation=right",
+            "trainer.worker_group=local",
+            "trainer.logger=[file]",
+            "trainer.total_training_steps=1",
+            f"trainer.default_local_dir={tmp_path / 'run'}",
+        ]
+    )
+    assert final["data/untrained_rows"] == 4 and "train/loss" not in final

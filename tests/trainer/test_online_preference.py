@@ -103,3 +103,19 @@ def test_what_contradicts_a_ranking_is_refused(
 def test_a_ranking_alone_needs_no_critic(tiny_run: Callable[..., list[str]]) -> None:
     keys = [key for key in tiny_run() if not key.startswith("algorithm.")]
     assert checked(load_config([*keys, "algorithm.preference.loss=ipo"])).critic.enable is False
+
+
+def test_a_mini_batch_counts_prompts_also_where_samples_are_judged(
+    tiny_run: Callable[..., list[str]], run_metrics: Run
+) -> None:
+    """2 steps of 4 prompts, 2 of them in a mini-batch: 4 optimizer steps, and the rate falls to 0 over these."""
+    overrides = [key for key in tiny_run() if not key.startswith("algorithm.")]
+    decay = "actor_rollout_ref.actor.optim.lr_scheduler_type=linear"
+    for name in ("dpo", "kto"):
+        first, second = run_metrics(
+            [*overrides, f"algorithm.name={name}", "actor_rollout_ref.rollout.n=4", decay], name
+        )
+        assert first["preference/rows"] == (4 if name == "dpo" else 16)
+        assert [first["actor/lr"], second["actor/lr"]] == pytest.approx(
+            [(1 + 0.75) / 2 * 1e-3, (0.5 + 0.25) / 2 * 1e-3]
+        )

@@ -18,7 +18,7 @@ from verl.data import PromptDataset
 from verl.protocol import DataProto
 from verl.trainer import Callback, PPOTrainer, RayPPOTrainer
 from verl.trainer.checks import checked
-from verl.trainer.launch import placement, running
+from verl.trainer.launch import running
 from verl.trainer.ppo import SHORT_KEYS
 from verl.trainer.roles import default_roles
 from verl.utils import get_model_and_tokenizer
@@ -248,7 +248,7 @@ def test_three_ways_to_start_a_run_give_the_same_figures(
     config = checked(load_config(overrides("ray_ppo")))
     roles = default_roles(config)
     tokenizer = trainer_tokenizer(Path(str(config.actor_rollout_ref.model.path)))
-    trainer = RayPPOTrainer(config, tokenizer, roles, **placement(config, roles))
+    trainer = RayPPOTrainer(config, tokenizer, roles)
     with running(trainer):
         trainer.fit()
 
@@ -346,3 +346,55 @@ def test_a_misspelt_short_key_and_a_tokenizer_of_another_model(tiny_model_dir: P
     tokenizer.add_tokens(["another"])
     with pytest.raises(ValueError, match="has 129 tokens, but the policy's vocabulary has 128"):
         train()
+
+
+class StopWhenSeen(Callback):
+    def __init__(self) -> None:
+        self.saved: list[tuple[int, list[str]]] = []
+
+    def on_validation_end(self, trainer: RayPPOTrainer, step: int, metrics: dict[str, float]) -> None:
+        trainer.should_stop = step == 1
+
+    def on_save(self, trainer: RayPPOTrainer, step: int, folder: Path) -> None:
+        self.saved.append((step, sorted(path.name for path in (folder / "actor" / "huggingface").glob("tokenizer*"))))
+
+
+def test_a_run_that_a_validation_ends_keeps_its_last_checkpoint(
+    tiny_model_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
+    seen, tokenizer = StopWhenSeen(), trainer_tokenizer(tiny_model_dir)
+    trainer = PPOTrainer(
+        str(tiny_model_dir),
+        reward_fn=lambda prompts, responses: [float(len(response)) for response in responses],
+        dataset=PromptDataset(str(prompts), tokenizer, 16),
+        val_dataset=PromptDataset(str(prompts), tokenizer, 16),
+        config={
+            "training": {"batch_size": 4, "num_steps": 3},
+            "rollout": {"max_response_length": 4},
+            "trainer": {"worker_group": "local", "test_freq": 1, "save_freq": 0, "val_before_train": False},
+        },
+        callbacks=[seen],
+        output_dir=str(tmp_path / "out"),
+    )
+    trainer.train()
+    # With its tokenizer, so that the folder is all that a later run needs.
+    assert seen.saved == [(1, ["tokenizer.json", "tokenizer_config.json"])]
+
+
+def test_methods_of_callbacks_that_the_loop_could_not_call() -> None:
+    class Short(Callback):
+        def on_step_end(self, trainer: Any, step: int) -> None:  # type: ignore[override]
+            pass
+
+    class Misspelt(Callback):
+        def on_step_ended(self, trainer: Any) -> None:
+            pass
+
+    with pytest.raises(
+        TypeError, match=r"callbacks\[0\]: Short.on_step_end must take \(self, trainer, step, batch, met"
+    ):
+        PPOTrainer("folder", callbacks=[Short()])
+    with pytest.raises(
+        TypeError, match=r"callbacks\[1\]: Misspelt.on_step_ended is never called: .* on_train_begin, on_"
+    ):
+        PPOTrainer("folder", callbacks=[Callback(), Misspelt()])

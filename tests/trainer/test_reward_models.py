@@ -132,3 +132,63 @@ def test_a_deberta_scores_what_a_policy_says(
         assert score == pytest.approx(expected(prompt, answer), abs=1e-4)
     assert metrics["reward/rm_mean"] == pytest.approx(sum(score for _, _, score in seen.rows[4:]) / 4, abs=1e-4)
     assert len({round(score, 3) for _, _, score in seen.rows}) > 4
+
+
+SMALL = {
+    "training": {"batch_size": 4, "num_steps": 1},
+    "rollout": {"name": "hf", "max_response_length": 6},
+    "trainer": {"worker_group": "local"},
+}
+
+
+class Keep(Callback):
+    """Keeps the batch of the last step."""
+
+    def on_step_end(self, trainer: RayPPOTrainer, step: int, batch: DataProto, metrics: dict[str, float]) -> None:
+        self.batch = batch
+
+
+@pytest.mark.parametrize("actor_is_a_module", [True, False])
+def test_a_scorer_that_is_a_module_reads_the_policys_tokens(
+    tiny_model_dir: Path, tmp_path: Path, actor_is_a_module: bool
+) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    from tests.conftest import tiny_config
+    from verl.utils import get_model_and_tokenizer
+
+    actor, tokenizer = get_model_and_tokenizer(str(tiny_model_dir), dtype="float32")
+    scorer = AutoModelForSequenceClassification.from_config(tiny_config("llama", num_labels=1)).eval()
+    torch.nn.init.constant_(scorer.score.weight, 0.5)
+    seen = Keep()
+    trainer = PPOTrainer(
+        actor_model=actor if actor_is_a_module else str(tiny_model_dir),
+        tokenizer=tokenizer,
+        reward_model=scorer,
+        config=SMALL,
+        callbacks=[seen],
+        output_dir=str(tmp_path),
+    )
+    trainer.train(PromptDataset(PROMPTS, tokenizer, max_prompt_len=24))
+    batch = seen.batch.batch
+    last = batch["attention_mask"].cumsum(-1).argmax(-1)
+    hidden = scorer.model(batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state
+    expected = scorer.score(hidden[torch.arange(len(hidden)), last]).flatten()
+    torch.testing.assert_close(batch["token_level_scores"].sum(-1), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_a_policy_that_is_a_module_brings_its_tokenizer_to_the_scorer(
+    tiny_model_dir: Path, tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    from tests.conftest import tiny_config
+    from verl.utils import get_model_and_tokenizer
+
+    AutoModelForSequenceClassification.from_config(tiny_config("llama", num_labels=1)).save_pretrained(tmp_path / "rm")
+    tiny_tokenizer.save_pretrained(tmp_path / "rm")
+    actor, tokenizer = get_model_and_tokenizer(str(tiny_model_dir), dtype="float32")
+    trainer = PPOTrainer(
+        actor, tokenizer=tokenizer, reward_model_name=str(tmp_path / "rm"), config=SMALL, output_dir=str(tmp_path)
+    )
+    assert "reward/rm_mean" in trainer.train(PromptDataset(PROMPTS, tokenizer, max_prompt_len=24))

@@ -14,7 +14,7 @@ from verl.config.loader import load_config
 from verl.models.loading import load_model_tokenizer
 from verl.trainer import RayPPOTrainer
 from verl.trainer.checks import checked
-from verl.trainer.launch import placement, running
+from verl.trainer.launch import running
 from verl.trainer.roles import Role, default_roles
 from verl.utils.metrics import Metrics
 from verl.worker import Dispatch, register
@@ -100,7 +100,7 @@ def test_a_forgotten_sync_shows(vllm_run: Callable[..., list[str]], tmp_path: Pa
     config = checked(load_config([*overrides, f"actor_rollout_ref.rollout.max_logprob_diff={limit}"]))
     roles = {**default_roles(config), Role.ActorRollout: Forgetful}
     tokenizer = load_model_tokenizer(config.actor_rollout_ref.model)
-    trainer = RayPPOTrainer(config, tokenizer, roles, **placement(config, roles))
+    trainer = RayPPOTrainer(config, tokenizer, roles)
     with running(trainer):
         if limit == "null":
             trainer.fit()

@@ -12,7 +12,7 @@ from verl.config.loader import load_config
 from verl.models.loading import load_model_tokenizer
 from verl.trainer import RayPPOTrainer
 from verl.trainer.checks import checked
-from verl.trainer.launch import placement, running
+from verl.trainer.launch import running
 from verl.trainer.roles import default_roles
 
 
@@ -23,7 +23,7 @@ def main(overrides: list[str]) -> None:
         config = checked(load_config(overrides))
         roles = default_roles(config)
         tokenizer = load_model_tokenizer(config.actor_rollout_ref.model)
-        trainer = RayPPOTrainer(config, tokenizer, roles, **placement(config, roles))
+        trainer = RayPPOTrainer(config, tokenizer, roles)
         with running(trainer, cluster.address):
             nodes = defaultdict(set)
             for role in ("actor_rollout", "ref"):

@@ -10,5 +10,4 @@ class Facts:
 
     needs_critic: bool | None = None
     needs_groups: bool | None = None
-    num_devices: int | None = None
     given: Collection[str] = ()

@@ -41,7 +41,6 @@ def validate(
     *,
     needs_critic: bool | None = None,
     needs_groups: bool | None = None,
-    num_devices: int | None = None,
     given: Collection[str] = (),
 ) -> None:
     """Refuse contradictions and impossible sizes; log what is allowed but surprising.
@@ -49,7 +48,6 @@ def validate(
     Args:
         config: resolved or not.
         needs_critic, needs_groups: what the advantage estimator needs (it lives in verl.algorithms); None is unknown.
-        num_devices: GPUs that there are, when the run is to use them; None is unknown.
         given: keys whose object the caller hands over instead of a path: `data.train_files`, `data.val_files`,
             `actor_rollout_ref.model.path`, `critic.model.path`, `reward.reward_model.model.path`.
 
@@ -57,7 +55,7 @@ def validate(
         ConfigError: lists everything that is wrong, with the arithmetic.
     """
     config = resolve(config, needs_critic)
-    facts = Facts(needs_critic, needs_groups, num_devices, given)
+    facts = Facts(needs_critic, needs_groups, given)
     problems = list(out_of_range(config))
     places_of(config.trainer)  # a wrong map is told alone: what follows from it would be wrong as well
     # With a number out of its range, the arithmetic would be wrong as well, or divide by zero.

@@ -26,7 +26,6 @@ def check_role_processes(config: PPOConfig, facts: Facts) -> Iterator[str]:
     on_gpus = sorted(role for role, where in places.items() if where.place.kind == "cuda")
     if config.trainer.device == "cpu" and on_gpus:
         yield f"trainer.device=cpu, but trainer.device_map puts {', '.join(on_gpus)} on GPUs: leave one of them out"
-    yield from check_num_devices(config, facts)
     for role, section in FSDP_SECTIONS.items():
         yield from _shards(f"{section}.fsdp_size", config, *_process_sum(role, places, config.trainer))
     world, sum_text = _process_sum(ACTOR, places, config.trainer)
@@ -84,7 +83,6 @@ def check_processes(config: RunConfig, facts: Facts) -> Iterator[str]:
     """For runs whose roles all share the same processes."""
     if config.trainer.worker_group == "local":
         yield from check_one_process(config)
-    yield from check_num_devices(config, facts)
     for path in leaves(type(config)):
         if path.endswith(".fsdp_size"):
             yield from _shards(path, config, *process_count(config.trainer))
@@ -94,12 +92,6 @@ def check_one_process(config: RunConfig) -> Iterator[str]:
     world, sum_text = process_count(config.trainer)
     if world > 1:
         yield f"trainer.worker_group=local runs in one process, but {sum_text}: use worker_group=ray"
-
-
-def check_num_devices(config: RunConfig, facts: Facts) -> Iterator[str]:
-    world, sum_text = process_count(config.trainer)
-    if facts.num_devices is not None and world > facts.num_devices:
-        yield f"{sum_text}, but there are {facts.num_devices} devices"
 
 
 def _shards(path: str, config: RunConfig, world: int, sum_text: str) -> Iterator[str]:

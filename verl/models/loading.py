@@ -206,7 +206,7 @@ def _load(auto_class: Any, config: ModelConfig, dtype: torch.dtype) -> "PreTrain
     if config.attn_implementation == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
         raise ValueError("flash_attention_2 was asked for, but package flash_attn is not installed: use sdpa")
     source, kwargs = _source(config.path)
-    with _found(config.path):
+    with _found(config.path), _without_load_report():
         loaded_config = _model_config(config, source, kwargs)
         # The dtype is given while loading: casting a loaded model would round its rotary frequencies as well.
         model, report = auto_class.from_pretrained(
@@ -227,6 +227,20 @@ def _load(auto_class: Any, config: ModelConfig, dtype: torch.dtype) -> "PreTrain
     if "gguf_file" in kwargs:
         model = _as_plain_model(auto_class, model, dtype)
     return model.eval()
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """transformers warns of weights that a model leaves unread, as a critic does the output layer's; what is missing is
+    an error of ours."""
+    from transformers.utils import logging as transformers_logging
+
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
 
 
 @contextmanager

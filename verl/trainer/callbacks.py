@@ -1,5 +1,6 @@
 """What a user may do between the steps of a run, without a subclass."""
 
+import inspect
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,4 +42,19 @@ def checked_callbacks(callbacks: Iterable[Callback]) -> tuple[Callback, ...]:
         if not isinstance(callback, Callback):
             hint = "make one of the class: Class()" if isinstance(callback, type) else "subclass verl.trainer.Callback"
             raise TypeError(f"callbacks[{number}] is {callback!r}, which is no Callback object: {hint}")
+        _check_methods(f"callbacks[{number}]", callback)
     return found
+
+
+def _check_methods(name: str, callback: Callback) -> None:
+    """TypeError for a method that cannot be called as the loop will, perhaps hours later, or that it never calls."""
+    kind = type(callback).__name__
+    hooks = {name: method for name, method in vars(Callback).items() if name.startswith("on_")}
+    for hook in (hook for hook in dir(callback) if hook.startswith("on_")):
+        if hook not in hooks:
+            raise TypeError(f"{name}: {kind}.{hook} is never called: the methods are {', '.join(hooks)}")
+        expected = list(inspect.signature(hooks[hook]).parameters)[1:]
+        try:
+            inspect.signature(getattr(callback, hook)).bind(*expected)
+        except TypeError as error:
+            raise TypeError(f"{name}: {kind}.{hook} must take (self, {', '.join(expected)}): {error}") from error

@@ -24,7 +24,7 @@ def checked(config: PPOConfig, given: Collection[str] = ()) -> PPOConfig:
         given: keys of files and models that the caller hands over as objects (see `verl.config.validate.validate`).
 
     Raises:
-        ValueError: lists everything that is wrong, before any model loads.
+        ValueError: what is wrong, before any model loads; what the config alone can tell comes as one list.
     """
     estimator, preference = get_adv_estimator(config.algorithm.adv_estimator), config.algorithm.preference
     if preference.loss is None:
@@ -79,12 +79,13 @@ def check_models(config: PPOConfig, given: Collection[str] = ()) -> None:
         models["reward.reward_model.model.path"] = config.reward.reward_model.model
     _check_tensor_parallel(config, given)
     longest = config.data.max_prompt_length + config.data.max_response_length
-    for path in dict.fromkeys(model.path for key, model in models.items() if key not in given):
-        if path is None:
+    for key, model in models.items():
+        path = model.path
+        if key in given or path is None:
             continue  # a critic without a path of its own starts from the actor that was given
         check_model_folder(path)
-        limit = position_limit(path)
-        if limit is not None and longest > limit and path != config.reward.reward_model.model.path:
+        limit = None if key == "reward.reward_model.model.path" else position_limit(path)  # which cuts its texts
+        if limit is not None and longest > limit:
             raise ConfigError(
                 [
                     f"data.max_prompt_length {config.data.max_prompt_length} + data.max_response_length "

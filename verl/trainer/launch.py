@@ -8,8 +8,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from torch import nn
-
 from verl.config import RunConfig
 from verl.config.device_map import ACTOR, Place, RolePlace, default_place, places_of
 from verl.config.loader import load, to_yaml
@@ -53,22 +51,27 @@ def command_line(
 
 
 def exit_with(main: Callable[[], Any]) -> None:
-    """Run a `main`. A user's own mistake ends it with its message (it says what to do) and no traceback."""
+    """Run a `main`. A user's own mistake ends it with its message (it says what to do) and no traceback; what a worker
+    or a scoring process raised keeps its traceback, and the role, rank and node where it happened."""
     try:
         main()
     except (ValueError, FileNotFoundError) as error:
+        if hasattr(error, "raised_by") or isinstance(error.__cause__, RuntimeError):
+            raise
         sys.exit(f"error: {error}")
 
 
-def placement(config: RunConfig, roles: Iterable[str]) -> dict[str, Any]:
-    """A trainer's arguments that say where `roles` live: in this process, or on the pools of `trainer.device_map`.
+def placement(config: RunConfig, roles: Iterable[str], pools: Any = None, group_cls: Any = None) -> tuple[Any, Any]:
+    """(resource pool manager, class of worker groups) that say where `roles` live; what is given stays.
 
-    Without a map, one pool is shared by all.
+    By default as `config.trainer` says: in this process, which needs no pool, or on the pools of `trainer.device_map`;
+    without a map, one pool is shared by all.
     """
-    if config.trainer.worker_group == "local":
-        return {"ray_worker_group_cls": LocalWorkerGroup}
-    pools = pools_for(config, [str(role) for role in roles])
-    return {"resource_pool_manager": pools, "ray_worker_group_cls": RayWorkerGroup}
+    if group_cls is None:
+        group_cls = LocalWorkerGroup if config.trainer.worker_group == "local" else RayWorkerGroup
+    if pools is None and group_cls is not LocalWorkerGroup:
+        pools = pools_for(config, [str(role) for role in roles])
+    return pools, group_cls
 
 
 def pools_for(config: RunConfig, roles: Iterable[str]) -> ResourcePoolManager:
@@ -133,27 +136,34 @@ def start_worker_groups(
     roles: Mapping[str, Any],
     resource_pool_manager: Any,
     ray_worker_group_cls: Any,
-    modules: Mapping[str, nn.Module],
+    given: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """A worker group for each role (role -> Worker subclass), pool by pool; their models are still to be loaded."""
+    """A worker group for each role (role -> Worker subclass), pool by pool; their models are still to be loaded.
+
+    `given` are further arguments of a role's workers, by name. When a group fails to start, those before it end.
+    """
     if resource_pool_manager is not None:
         resource_pool_manager.create_resource_pool()
         resource_pool_manager.reserve()
     together: dict[Hashable, tuple[Any, dict[str, RayClassWithInitArgs]]] = {}
     for role, worker_cls in roles.items():
         pool = resource_pool_manager and resource_pool_manager.get_resource_pool(role)
-        given = {"module": modules[role]} if role in modules else {}
-        init = RayClassWithInitArgs(worker_cls, config=_role_config(config, pool), role=role, **given)
+        further = given.get(role, {})
+        init = RayClassWithInitArgs(worker_cls, config=_role_config(config, pool), role=role, **further)
         alone = pool is not None and role in resource_pool_manager.own_process
         together.setdefault((id(pool), role if alone else None), (pool, {}))[1][role] = init
     groups: dict[str, Any] = {}
-    for pool, class_dict in together.values():
-        group = ray_worker_group_cls(
-            resource_pool=pool,
-            ray_cls_with_init=create_colocated_worker_cls(class_dict=class_dict),
-            timeout_s=config.trainer.worker_timeout_s,
-        )
-        groups |= group.spawn(prefix_set=class_dict.keys())
+    try:
+        for pool, class_dict in together.values():
+            group = ray_worker_group_cls(
+                resource_pool=pool,
+                ray_cls_with_init=create_colocated_worker_cls(class_dict=class_dict),
+                timeout_s=config.trainer.worker_timeout_s,
+            )
+            groups |= group.spawn(prefix_set=class_dict.keys())
+    except BaseException:
+        shut_down(groups, resource_pool_manager)
+        raise
     return groups
 
 

@@ -1,6 +1,6 @@
 """The loaders of a PPO run, from its config or from datasets that the user built."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -83,6 +83,20 @@ def check_first_item(which: str, dataset: Any, collate_fn: Any, required: Sequen
             f"the {which} data have a column {taken[0]!r}, the name of one that the run makes itself "
             f"({SCHEMA[taken[0]].doc.rstrip('.')}): give it another name, or put it into extra_info"
         )
+
+
+def endless(loader: Any) -> Iterator[Any]:
+    """The batches of a loader, pass after pass. ValueError when it gives none any more, as a used-up stream does."""
+    empty = 0
+    while empty < 2:  # the first pass after a resume at the end of an epoch has none either
+        empty += 1
+        for batch in loader:
+            empty = 0
+            yield batch
+    raise ValueError(
+        "the training data gave no further batch: a stream that can be read only once is used up, so set "
+        "trainer.total_training_steps to what it holds, or give data that can be read again"
+    )
 
 
 def total_steps(config: PPOConfig, train_loader: Any) -> int:

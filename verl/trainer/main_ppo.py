@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from verl.config import PPOConfig
 from verl.models.loading import load_model_tokenizer
 from verl.trainer.checks import check_models, checked
-from verl.trainer.launch import command_line, exit_with, placement, running
+from verl.trainer.launch import command_line, exit_with, running
 from verl.trainer.ray_ppo import RayPPOTrainer
 from verl.trainer.roles import default_roles
 
@@ -19,9 +19,8 @@ def run(config: PPOConfig) -> dict[str, float]:
     """Build the trainer for a resolved config, train, and end what was started. Returns the final metrics."""
     check_models(config)
     tokenizer = load_model_tokenizer(config.actor_rollout_ref.model, chat_template=config.data.chat_template)
-    roles = default_roles(config)
     # The trainer reads the data and tells its faults before Ray starts and models load.
-    trainer = RayPPOTrainer(config, tokenizer, roles, **placement(config, roles))
+    trainer = RayPPOTrainer(config, tokenizer, default_roles(config))
     with running(trainer):
         return trainer.fit()
 

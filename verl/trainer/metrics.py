@@ -54,6 +54,13 @@ def batch_metrics(batch: DataProto, max_response_length: int) -> dict[str, float
     return metrics
 
 
+def merge_reward_metrics(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Those of several scored batches of one size: means are averaged, counts (all else) are added."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    found = {name: [part[name] for part in parts if name in part] for name in names}
+    return {name: sum(values) / (len(values) if name.endswith("_mean") else 1) for name, values in found.items()}
+
+
 def explained_variance(values: Tensor, returns: Tensor) -> float:
     """1 - Var(returns - values) / Var(returns): 1 is a perfect critic, 0 is no better than a constant."""
     spread = returns.var(unbiased=False)

@@ -27,6 +27,7 @@ from verl.models.loading import check_model_folder, load_model_tokenizer
 from verl.protocol import DataProto
 from verl.trainer.checkpoint import Checkpoints
 from verl.trainer.launch import due, load_models, placement, running, shut_down, start_worker_groups
+from verl.trainer.loaders import endless
 from verl.trainer.metrics import throughput_metrics
 from verl.trainer.steps import for_workers
 from verl.utils.events import DRIVER, phase
@@ -85,9 +86,9 @@ class OfflineTrainer(Generic[Config]):
         self.config = checked(config, given=[key for key, value in given.items() if value is not None])
         self.tokenizer = tokenizer or load_model_tokenizer(self.model_config(), self.config.data.chat_template)
         self.role_worker_mapping = role_worker_mapping or self.roles()
-        place = placement(self.config, self.role_worker_mapping)
-        self.resource_pool_manager = resource_pool_manager or place.get("resource_pool_manager")
-        self.ray_worker_group_cls = ray_worker_group_cls or place["ray_worker_group_cls"]
+        self.resource_pool_manager, self.ray_worker_group_cls = placement(
+            self.config, self.role_worker_mapping, resource_pool_manager, ray_worker_group_cls
+        )
         self._load_data(train_dataset, val_dataset)
         self.worker_groups: dict[str, Any] = {}
         self.global_step = 0
@@ -156,7 +157,7 @@ class OfflineTrainer(Generic[Config]):
             self.role_worker_mapping,
             self.resource_pool_manager,
             self.ray_worker_group_cls,
-            self.modules,
+            {role: {"module": module} for role, module in self.modules.items()},
         )
         load_models(self.worker_groups)
         self.model_wg = self.worker_groups[self.model_role]
@@ -164,6 +165,7 @@ class OfflineTrainer(Generic[Config]):
 
     def shutdown(self) -> None:
         """End the worker groups and give their resources back; the models are gone with them."""
+        self.tracking.finish()
         shut_down(self.worker_groups, self.resource_pool_manager)
         self.worker_groups = {}
 
@@ -177,7 +179,7 @@ class OfflineTrainer(Generic[Config]):
             self.tracking.finish()
 
     def _fit(self) -> dict[str, float]:
-        trainer, final = self.config.trainer, dict[str, float]()
+        trainer, final, validation = self.config.trainer, dict[str, float](), dict[str, float]()
         self._resume()
         if self.global_step >= self.total_steps and not trainer.val_only:
             logger.info("nothing to do: step %d of %d is done", self.global_step, self.total_steps)
@@ -207,32 +209,32 @@ class OfflineTrainer(Generic[Config]):
 
             if due(trainer.test_freq, self.global_step, last) and self.val_dataloader is not None:
                 with self.phase("validate", timings, self.model_wg):
-                    final = self.validate()
-                metrics |= final
+                    validation = self.validate()
+                metrics |= validation
             if due(trainer.save_freq, self.global_step, last):
                 with self.phase("save", timings, self.model_wg):
                     self._save()
             metrics |= {f"timing/{name}": seconds for name, seconds in timings.items()}
             self.tracking.log(metrics, step=self.global_step)
             bar.update()
-            bar.set_postfix({"loss": f"{metrics['train/loss']:.3f}"})
-            final = final or metrics
+            if "train/loss" in metrics:  # none of a batch in which every row was cut before the answer
+                bar.set_postfix({"loss": f"{metrics['train/loss']:.3f}"})
+            final = validation or metrics
         bar.close()
         return final
 
     def phase(self, name: str, timings: dict[str, float], group: Any = None) -> AbstractContextManager[None]:
         """A part of this step that `group`, or the driver itself, does: timed, logged, and shown by `who_waits`."""
         role = DRIVER if group is None else group.role
-        return phase(name, timings, logger=logger, role=role, step=self.global_step)
+        return phase(name, timings, logger=logger, role=role, step=self.global_step - 1)
 
     def _batches(self) -> Iterator[DataProto]:
         """Batches from where the loader stands, until the last step; counts the steps."""
-        while self.global_step < self.total_steps:
-            for rows in self.train_dataloader:
-                self.global_step += 1
-                yield DataProto.from_single_dict(rows)
-                if self.global_step >= self.total_steps:
-                    return
+        for rows in endless(self.train_dataloader):
+            self.global_step += 1
+            yield DataProto.from_single_dict(rows)
+            if self.global_step >= self.total_steps:
+                return
 
     def _sent(self, batch: DataProto, **meta: Any) -> DataProto:
         columns = tuple(key for key in map(str, batch.batch.keys()) if key != "index")

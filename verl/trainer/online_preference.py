@@ -18,12 +18,17 @@ SEQUENCE = ("input_ids", "attention_mask", "response_mask")
 """Columns of the rows that are learned from."""
 
 
+def takes_samples(loss: str) -> bool:
+    """Whether a preference loss learns from judged samples instead of pairs."""
+    return get_preference_loss(loss).takes is LabelledResponses
+
+
 def preference_rows(batch: DataProto, loss: str, mini_batch_size: int) -> DataProto:
     """Rows [N, 2, ...] as `verl.worker.preference` takes them; 0 rows when no prompt has a preference.
 
     Args:
         batch: scored samples with `uid`.
-        loss: a preference loss; it decides between pairs and judged samples.
+        loss: a preference loss; it decides between pairs (a row for each prompt) and judged samples.
         mini_batch_size: rows per optimizer step, within which KTO's mismatched answers are drawn.
     """
     batch = informative_groups(batch, "score")
@@ -34,7 +39,7 @@ def preference_rows(batch: DataProto, loss: str, mini_batch_size: int) -> DataPr
     columns = {key: batch.batch[key] for key in SEQUENCE}
     scores = batch.batch["token_level_scores"].sum(-1)
     groups = group_numbers(batch)
-    if get_preference_loss(loss).takes is LabelledResponses:
+    if takes_samples(loss):
         numbers = torch.from_numpy(groups)
         mean = torch.zeros(int(numbers.max()) + 1).index_add(0, numbers, scores) / torch.bincount(numbers)
         rows = DataProto.from_dict({**columns, "labels": scores > mean[numbers]})

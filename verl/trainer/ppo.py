@@ -25,7 +25,7 @@ from verl.models.loading import load_causal_lm, load_model_tokenizer
 from verl.rewards import load_reward_manager
 from verl.trainer.callbacks import Callback, checked_callbacks
 from verl.trainer.checks import check_models, checked
-from verl.trainer.launch import placement, running
+from verl.trainer.launch import running
 from verl.trainer.ray_ppo import RayPPOTrainer
 from verl.trainer.roles import Role, default_roles
 
@@ -136,7 +136,6 @@ class PPOTrainer:
             config,
             tokenizer,
             roles,
-            **placement(config, roles),
             reward_fn=reward,
             train_dataset=_object(dataset),
             val_dataset=_object(self.val_dataset),

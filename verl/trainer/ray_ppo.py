@@ -33,21 +33,26 @@ from verl.algorithms.masked import masked_sum
 from verl.config import PPOConfig
 from verl.config.loader import to_dict
 from verl.protocol import DataProto, align
-from verl.rewards import RewardManager, RewardResult, load_reward_manager
+from verl.rewards import RewardManager, load_reward_manager
 from verl.trainer.callbacks import Callback, checked_callbacks
 from verl.trainer.checkpoint import Checkpoints
 from verl.trainer.checks import check_single_rewards, check_tokenizer, check_writable, checked
-from verl.trainer.launch import due, load_models, shut_down, start_worker_groups
-from verl.trainer.loaders import build_loaders, total_steps
-from verl.trainer.metrics import batch_metrics, log_step, rollout_agreement, score_metrics, throughput_metrics
-from verl.trainer.online_preference import SEQUENCE, preference_rows
+from verl.trainer.launch import due, load_models, placement, shut_down, start_worker_groups
+from verl.trainer.loaders import build_loaders, endless, total_steps
+from verl.trainer.metrics import (
+    batch_metrics,
+    log_step,
+    merge_reward_metrics,
+    rollout_agreement,
+    score_metrics,
+    throughput_metrics,
+)
+from verl.trainer.online_preference import SEQUENCE, preference_rows, takes_samples
 from verl.trainer.plan import announce
 from verl.trainer.roles import Role, check_roles, needs_reference
 from verl.trainer.samples import sample_rows, write_rows
+from verl.trainer.scoring import scored
 from verl.trainer.steps import (
-    MODEL_COLUMNS,
-    REWARD_COLUMN,
-    SCORE_COLUMN,
     choose_tokens,
     compute_advantage,
     correct_rollout,
@@ -66,7 +71,6 @@ from verl.utils.seeding import derive_seed
 from verl.utils.tracking import Tracking
 from verl.worker.preference import REFERENCE
 from verl.workers import Task, run_together
-from verl.workers.ray import RayWorkerGroup
 
 logger = logging.getLogger("verl.trainer.ppo")
 
@@ -79,8 +83,10 @@ class RayPPOTrainer:
         tokenizer: the policy's tokenizer.
         role_worker_mapping: role -> Worker subclass (plain or `ray.remote(cls)`). Roles of one's own are welcome:
             their groups are in `self.worker_groups`.
-        resource_pool_manager: which pool each role lives on. Roles of one pool share processes.
-        ray_worker_group_cls: RayWorkerGroup, or LocalWorkerGroup to run everything in this process.
+        resource_pool_manager: which pool each role lives on. Roles of one pool share processes. By default as
+            `config.trainer` says.
+        ray_worker_group_cls: RayWorkerGroup, or LocalWorkerGroup to run everything in this process; by default as
+            `config.trainer` says.
         reward_fn, val_reward_fn: DataProto -> RewardResult; by default what `config.reward` describes.
         train_dataset, val_dataset: by default the files of `config.data`.
         collate_fn, train_sampler: of the training loader.
@@ -94,7 +100,7 @@ class RayPPOTrainer:
         tokenizer: Any,
         role_worker_mapping: dict[str, Any],
         resource_pool_manager: Any = None,
-        ray_worker_group_cls: Any = RayWorkerGroup,
+        ray_worker_group_cls: Any = None,
         reward_fn: Any = None,
         val_reward_fn: Any = None,
         train_dataset: Any = None,
@@ -110,13 +116,16 @@ class RayPPOTrainer:
             "data.train_files": train_dataset,
             "data.val_files": val_dataset,
             "actor_rollout_ref.model.path": policy,
+            "critic.model.path": self.modules.get(Role.Critic),
+            "reward.reward_model.model.path": self.modules.get(Role.RewardModel),
         }
         self.config = checked(config, given=[key for key, value in given.items() if value is not None])
         self.estimator = get_adv_estimator(self.config.algorithm.adv_estimator)
         self.tokenizer = tokenizer
         self.role_worker_mapping = {str(role): worker for role, worker in role_worker_mapping.items()}
-        self.resource_pool_manager = resource_pool_manager
-        self.ray_worker_group_cls = ray_worker_group_cls
+        self.resource_pool_manager, self.ray_worker_group_cls = placement(
+            self.config, self.role_worker_mapping, resource_pool_manager, ray_worker_group_cls
+        )
         self.callbacks = checked_callbacks(callbacks)
         self.should_stop = False
         check_roles(self.config, self.role_worker_mapping)
@@ -166,7 +175,7 @@ class RayPPOTrainer:
             self.role_worker_mapping,
             self.resource_pool_manager,
             self.ray_worker_group_cls,
-            self.modules,
+            self._given(),
         )
         load_models(self.worker_groups)
         groups = self.worker_groups
@@ -179,9 +188,18 @@ class RayPPOTrainer:
         self.weights_version = 0
         connect(self.actor_rollout_wg, self.rollout_wg, self.config.trainer.worker_timeout_s)
 
+    def _given(self) -> dict[str, dict[str, Any]]:
+        """What roles get that no config can say: modules, and the tokenizer of a policy without a folder."""
+        given: dict[str, dict[str, Any]] = {role: {"module": module} for role, module in self.modules.items()}
+        policy = self.config.actor_rollout_ref.model
+        if Role.RewardModel in self.role_worker_mapping and policy.path is policy.tokenizer_path is None:
+            given.setdefault(Role.RewardModel, {})["policy_tokenizer"] = self.tokenizer
+        return given
+
     def shutdown(self) -> None:
         """End the worker groups and give their resources back; the models are gone with them. So are the processes that
         score; they start again when needed."""
+        self.tracking.finish()
         shut_down(self.worker_groups, self.resource_pool_manager)
         for reward in (self.reward_fn, self.val_reward_fn):
             if isinstance(reward, RewardManager):
@@ -199,26 +217,26 @@ class RayPPOTrainer:
 
     def _fit(self) -> dict[str, float]:
         config, tracking = self.config, self.tracking
-        validation: dict[str, float] = {}
-        metrics: dict[str, float] = {}
+        final: dict[str, float] = {}
         self._resume()
         for callback in self.callbacks:
             callback.on_train_begin(self)
         before = config.trainer.val_before_train and self.val_dataloader is not None and self.global_step == 0
         if before or config.trainer.val_only:
-            validation = self._validate()
-            tracking.log(validation, step=self.global_step)
+            final = self._validate()
+            tracking.log(final, step=self.global_step)
         if config.trainer.val_only:
-            return validation
+            return final
         if self.global_step >= self.total_steps:
             logger.info("nothing to do: step %d of %d is done", self.global_step, self.total_steps)
-            return validation
+            return final
 
+        validation: dict[str, float] = {}
         bar = tqdm(total=self.total_steps, initial=self.global_step, desc="steps", unit="step")
         prompts = self._prompt_batches()
         while self.global_step < self.total_steps and not self.should_stop:
             self.global_step += 1
-            metrics = {}
+            metrics: dict[str, float] = {}
             timings: dict[str, float] = {}
             with self._phase("step", timings):
                 batch = self._sample(prompts, timings, metrics)
@@ -244,15 +262,17 @@ class RayPPOTrainer:
                 with self._phase("validate", timings, self.rollout_wg):
                     validation = self._validate()
                 metrics |= validation
+            last |= self.should_stop  # as a callback may have decided on seeing the validation
             if due(config.trainer.save_freq, self.global_step, last):
                 with self._phase("save", timings):
                     self._save()
             metrics |= {f"timing/{name}": seconds for name, seconds in timings.items()}
             tracking.log(metrics, step=self.global_step)
             bar.update()
-            bar.set_postfix({"reward": f"{metrics['reward/score_mean']:.3f}"})
+            if "reward/score_mean" in metrics:  # none of a batch in which every row is excluded
+                bar.set_postfix({"reward": f"{metrics['reward/score_mean']:.3f}"})
+            final = validation or metrics
         bar.close()
-        final = validation or metrics
         for callback in self.callbacks:
             callback.on_train_end(self, final)
         return final
@@ -268,8 +288,11 @@ class RayPPOTrainer:
         if not needs_scores and (self.config.reward.launch_async or len(self._groups_apart()) > 1):
             return self._respond(next(prompts), timings)
         if not filters.enable:
-            return self._generate(next(prompts), timings, metrics)
+            batch, reward_metrics = self._generate(next(prompts), timings)
+            metrics |= reward_metrics
+            return batch
         kept: list[DataProto] = []
+        parts: list[dict[str, float]] = []
         tried = found = 0
         while found < size:
             if filters.max_num_gen_batches and len(kept) == filters.max_num_gen_batches:
@@ -278,10 +301,12 @@ class RayPPOTrainer:
                     f"differ in {filters.metric!r}, and a step needs {size}: make the data easier or harder, raise "
                     "actor_rollout_ref.rollout.n, or raise algorithm.filter_groups.max_num_gen_batches"
                 )
-            batch = self._generate(next(prompts), timings, metrics)
+            batch, reward_metrics = self._generate(next(prompts), timings)
+            parts.append(reward_metrics)
             kept.append(informative_groups(batch, filters.metric))
             tried += len(set(batch.non_tensor_batch["uid"]))
             found += len(set(kept[-1].non_tensor_batch["uid"]))
+        metrics |= merge_reward_metrics(parts)
         metrics |= {"filter_groups/tried_prompts": float(tried), "filter_groups/kept_prompts": float(found)}
         return DataProto.concat(align(kept))[: size * self.config.actor_rollout_ref.rollout.n]
 
@@ -290,18 +315,17 @@ class RayPPOTrainer:
             output = self.rollout_wg.generate_sequences(self._generation_batch(prompts, "train"))
         return _without_prompt_columns(prompts).union(output)
 
-    def _generate(self, prompts: DataProto, timings: dict[str, float], metrics: dict[str, float]) -> DataProto:
+    def _generate(self, prompts: DataProto, timings: dict[str, float]) -> tuple[DataProto, dict[str, float]]:
         # 1. responses
         batch = self._respond(prompts, timings)
         # 2. scores
         with self._phase("reward", timings):
-            batch, reward_metrics = self.score(batch)
-        metrics |= reward_metrics
+            batch, metrics = self.score(batch)
         if self.estimator.needs_greedy_baseline and self.config.algorithm.preference.loss is None:
             with self._phase("gen_baseline", timings, self.rollout_wg):
                 batch, baseline_metrics = self._with_baseline(batch, prompts)
             metrics |= baseline_metrics
-        return batch
+        return batch, metrics
 
     def _with_baseline(self, batch: DataProto, prompts: DataProto) -> tuple[DataProto, dict[str, float]]:
         """Add `baseline_scores` [B]: the score of the prompt's most likely response, generated once for a prompt.
@@ -399,19 +423,22 @@ class RayPPOTrainer:
         config = self.config
         loss, size = config.algorithm.preference.loss, config.actor_rollout_ref.actor.ppo_mini_batch_size
         assert loss is not None
+        if takes_samples(loss):  # ppo_mini_batch_size counts prompts
+            size *= config.actor_rollout_ref.rollout.n
         metrics |= batch_metrics(batch, config.data.max_response_length)
-        rows = preference_rows(batch, loss, size)
+        rows, balance = preference_rows(batch, loss, size), config.trainer.balance_batch
         metrics["preference/rows"] = float(len(rows))
         if not len(rows):
             logger.warning("step %d: no prompt has samples that differ in score: nothing to learn", self.global_step)
             return
         if self.ref_wg is not None:
             with self._phase("ref_log_prob", timings, self.ref_wg):
-                output = self.ref_wg.compute_ref_log_prob(for_workers(rows, columns=SEQUENCE))
+                output = self.ref_wg.compute_ref_log_prob(for_workers(rows, columns=SEQUENCE, balance_batch=balance))
             reference = masked_sum(output.batch["ref_log_probs"], rows.batch["response_mask"], dim=-1)
             rows = with_tensors(rows, **{REFERENCE: reference})
         with self._phase("update_actor", timings, self.actor_rollout_wg):
-            sent = for_workers(rows, columns=tuple(map(str, rows.batch.keys())), mini_batch_size=size)
+            columns = tuple(map(str, rows.batch.keys()))
+            sent = for_workers(rows, columns=columns, mini_batch_size=size, balance_batch=balance)
             parts = self.actor_rollout_wg.update_preference(sent)
             self.weights_version += 1
         metrics |= metric_values(merge_metrics(parts))
@@ -442,10 +469,9 @@ class RayPPOTrainer:
     def _prompt_batches(self) -> Iterator[DataProto]:
         """Batches of prompts from where the loader stands, epoch after epoch, without end."""
         n, seed = self.config.actor_rollout_ref.rollout.n, self.config.trainer.seed
-        while True:
-            for rows in self.train_dataloader:
-                self.prompt_batches_drawn += 1
-                yield label_prompts(DataProto.from_single_dict(rows), self.prompt_batches_drawn, n, seed)
+        for rows in endless(self.train_dataloader):
+            self.prompt_batches_drawn += 1
+            yield label_prompts(DataProto.from_single_dict(rows), self.prompt_batches_drawn, n, seed)
 
     def _generation_batch(self, prompts: DataProto, sampling: str) -> DataProto:
         return for_workers(
@@ -458,45 +484,15 @@ class RayPPOTrainer:
         )
 
     def score(self, batch: DataProto, validate: bool = False) -> tuple[DataProto, dict[str, float]]:
-        """Add `token_level_scores`: the rule's scores and the reward model's, by their weights.
-
-        What the rule returned besides its score becomes the columns `score/<name>`, and for estimators that read single
-        rewards these are the columns `reward/<name>`. Rows that it excludes lose their `response_mask`, so that they
-        train nothing.
-        """
-        reward = self.config.reward
-        scores = torch.zeros(batch.batch["responses"].shape, dtype=torch.float32)
-        extras: dict[str, Any] = {}
-        single: dict[str, torch.Tensor] = {}
-        metrics: dict[str, float] = {}
-        if reward.rule_weight:
-            result: RewardResult = (self.val_reward_fn if validate else self.reward_fn)(batch)
-            scores = scores + reward.rule_weight * result.token_level_scores
-            extras = {f"{SCORE_COLUMN}{name}": column for name, column in result.extras.items()}
-            single = dict(result.components)
-            metrics |= result.metrics
-            valid = torch.ones(len(batch), dtype=torch.bool) if result.excluded is None else ~result.excluded
-            metrics["reward/rule_mean"] = float(result.token_level_scores[valid].sum(-1).mean())
-            if result.excluded is not None:
-                if result.excluded.all() and not validate:
-                    raise ValueError(
-                        f"the reward function gave no valid score to any of the {len(batch)} rows of step "
-                        f"{self.global_step}; reward.on_invalid=exclude leaves nothing to train on"
-                    )
-                kept = batch.batch["response_mask"] * valid[:, None]
-                batch = with_tensors(batch, response_mask=kept)
-                metrics["reward/excluded"] = float(result.excluded.sum())
-        if self.rm_wg is not None:
-            raw = ["raw_prompt"] if "raw_prompt" in batch.non_tensor_batch else []
-            request = batch.select(list(MODEL_COLUMNS), raw, [])
-            rm_scores = self.rm_wg.compute_rm_score(request).batch["rm_scores"]
-            scores = scores + reward.reward_model.weight * rm_scores
-            single["reward_model"] = rm_scores.sum(-1)
-            metrics["reward/rm_mean"] = float(rm_scores.sum(-1).mean())
-        tensors = {"token_level_scores": scores}
-        if self.estimator.needs_reward_components:
-            tensors |= {f"{REWARD_COLUMN}{name}": column for name, column in single.items()}
-        return batch.union(DataProto.from_dict(tensors, extras)), metrics
+        """Add `token_level_scores`, and what belongs to them; see `verl.trainer.scoring.scored`."""
+        return scored(
+            batch,
+            self.config.reward,
+            self.val_reward_fn if validate else self.reward_fn,
+            self.rm_wg,
+            single_rewards=self.estimator.needs_reward_components,
+            keep_empty=validate,
+        )
 
     def _apply_kl(self, batch: DataProto, metrics: dict[str, float]) -> DataProto:
         algorithm = self.config.algorithm
@@ -542,6 +538,8 @@ class RayPPOTrainer:
         }
         with self.checkpoints.saving(self.global_step, state, self.train_dataloader.state_dict()) as folder:
             self.actor_rollout_wg.save_checkpoint(str(folder / "actor"), save_hf=True)
+            # Beside the weights, so that the folder is all that a later run needs.
+            self.tokenizer.save_pretrained(folder / "actor" / "huggingface")
             if self.critic_wg is not None:
                 self.critic_wg.save_checkpoint(str(folder / "critic"))
         for callback in self.callbacks:

@@ -21,12 +21,17 @@ class RewardModelWorker(ModelWorker):
 
     A model with the policy's vocabulary reads the policy's own tokens. One with another, or for which
     `model.tokenizer_path` is set, reads the text again with its own tokenizer (see `Retokenizer`).
+
+    `policy_tokenizer` is the policy's, where the config does not name it.
     """
 
     config: PPOConfig
 
-    def __init__(self, config: PPOConfig, role: str = "rm", module: nn.Module | None = None) -> None:
+    def __init__(
+        self, config: PPOConfig, role: str = "rm", module: nn.Module | None = None, policy_tokenizer: Any = None
+    ) -> None:
         super().__init__(config, role, module)
+        self._policy_tokenizer = policy_tokenizer
         self._tokenizer: Any = None
         self._retokenizer: Retokenizer | None = None
 
@@ -36,8 +41,10 @@ class RewardModelWorker(ModelWorker):
 
     def build_module(self) -> ModelWrapper:
         rm, policy = self.config.reward.reward_model, self.config.actor_rollout_ref.model
-        self._tokenizer = own = load_model_tokenizer(rm.model)
-        theirs = load_model_tokenizer(policy, chat_template=self.config.data.chat_template)
+        theirs = self._policy_tokenizer or load_model_tokenizer(policy, chat_template=self.config.data.chat_template)
+        # A scorer that was handed over without a tokenizer reads the policy's tokens.
+        named = rm.model.path is not None or rm.model.tokenizer_path is not None
+        self._tokenizer = own = load_model_tokenizer(rm.model) if named else theirs
         if own.get_vocab() != theirs.get_vocab() or rm.model.tokenizer_path is not None:
             self._retokenizer = Retokenizer(theirs, own, rm.max_length, rm.text_format, rm.text_end)
         given = self.given_module()
