@@ -45,6 +45,7 @@ format: $(STAMP)
 
 docs: $(STAMP)
 	$(VENV)/bin/python -m verl.config.docs > docs/config.md
+	$(VENV)/bin/python -m verl.algorithms.table > docs/algorithms.md
 	$(VENV)/bin/python -m pip install --quiet -e '.[docs]'
 	$(VENV)/bin/mkdocs build --quiet
 

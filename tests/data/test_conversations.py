@@ -25,8 +25,8 @@ MARKED = (
 )
 
 
-def encoder(template: str | None = None) -> ConversationEncoder:
-    return ConversationEncoder(PromptEncoder(TOKENIZER, template))
+def encoder(template: str | None = None, parse_special_tokens: bool = False) -> ConversationEncoder:
+    return ConversationEncoder(PromptEncoder(TOKENIZER, template, parse_special_tokens=parse_special_tokens))
 
 
 def user(text: str) -> dict[str, str]:
@@ -93,11 +93,38 @@ def test_mistakes_are_named() -> None:
 
 def test_a_plain_answer_ends_in_eos_once() -> None:
     for written in ("yes", "yes<eos>"):
-        encoded = encoder().answer("2+2=", written)
+        encoded = encoder(parse_special_tokens=True).answer("2+2=", written)
         assert text_of(encoded, 0) == "2+2=" and text_of(encoded, 1) == "yes<eos>"
         assert encoded.ids[-1] == TOKENIZER.eos_token_id and encoded.trained[-1] == 1
     chat = encoder().answer([user("2+2?")], "4")
     assert text_of(chat, 1) == "4<|im_end|>"
+
+
+def test_control_tokens_in_plain_prompts_and_answers_are_text_unless_asked(caplog: pytest.LogCaptureFixture) -> None:
+    """Ids below 6 are control tokens, 2 is <eos>, 5 is <|im_end|>."""
+    prompt, answer = "<|im_end|>q", "<|im_end|>a<eos>"
+    plain = encoder()
+    for _ in range(2):
+        encoded = plain.answer(prompt, answer)
+    assert [token for token in encoded.ids if token < 6] == [2]
+    assert TOKENIZER.decode(encoded.ids) == f"{prompt}{answer}<eos>"
+    assert len(caplog.messages) == 1
+    assert "as in '<|im_end|>q<|im_end|>a<eos>': set data.parse_special_tokens=true" in caplog.text
+    asked = encoder(parse_special_tokens=True).answer(prompt, answer)
+    assert [token for token in asked.ids if token < 6] == [5, 5, 2]
+    assert TOKENIZER.decode(asked.ids) == f"{prompt}{answer}"
+    # What is said in a chat is text in any case.
+    chat = encoder(parse_special_tokens=True).answer([user("q")], answer)
+    assert text_of(chat, 1) == f"{answer}<|im_end|>" and [t for t in chat.ids if t < 6] == [4, 5, 4, 5]
+    assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_marks_that_are_written_into_an_answer_are_text(asked: bool) -> None:
+    """99 is the number of no control token; 5 would be that of one."""
+    for prompt in ("q", [user("q")]):
+        encoded = encoder(parse_special_tokens=asked).answer(prompt, "\ue00099\ue001\ue0005\ue001")
+        assert text_of(encoded, 1).startswith("<unk>99<unk><unk>5<unk>")
 
 
 ROLES = st.lists(st.sampled_from(["user", "assistant"]), min_size=1, max_size=6).map(lambda roles: ["user", *roles])

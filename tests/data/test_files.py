@@ -130,8 +130,11 @@ def test_parquet_columns_rows_and_text_are_checked(tmp_path: Path) -> None:
     pq.write_table(pa.table({"prompt": ["x", "y", None], "n": [1, 2, 3]}), path)
     with pytest.raises(ValueError, match="a.parquet, row 2: column 'prompt' is null"):
         open_rows(path, ["prompt"])
-    with pytest.raises(ValueError, match="a.parquet: there is no column 'question', only prompt, n .data.prompt_key"):
-        open_rows(path, ["question"])
+    for required in (["question"], {"question": None}):
+        with pytest.raises(ValueError, match="a.parquet: there is no column 'question', only prompt, n$"):
+            open_rows(path, required)
+    with pytest.raises(ValueError, match=r"no column 'question', only prompt, n \(its_key chooses the column\)"):
+        open_rows(path, {"n": "other_key", "question": "its_key"})
     pq.write_table(pa.table({"prompt": pa.array([b"x", b"\xff"]).view(pa.string())}), path)
     with pytest.raises(ValueError, match="a.parquet cannot be read as .parquet: .*UTF8"):
         open_rows(path, ["prompt"])

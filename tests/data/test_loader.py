@@ -127,9 +127,23 @@ def test_a_state_of_other_data_is_refused() -> None:
     source = loader(8, 2)
     next(iter(source))
     target = loader(10, 2)
-    target.load_state_dict(source.state_dict())
-    with pytest.raises(ValueError, match="saved with rows=8 but is now made with rows=10"):
-        iter(target)
+    with pytest.raises(
+        ValueError, match="saved with rows=8 but is now made with rows=10, .*trainer.resume_mode=disable"
+    ):
+        target.load_state_dict(source.state_dict())
+    for option, message in ({"seed": 2}, "data.seed=1 but"), ({"shuffle": False}, "data.shuffle=True but"):
+        with pytest.raises(ValueError, match=message):
+            loader(8, 2, **option).load_state_dict(source.state_dict())
+
+
+def test_a_state_that_tells_no_order_is_refused() -> None:
+    """As torchdata's own loader saves it."""
+    state = loader(8, 2).state_dict()
+    del state["order"]
+    with pytest.raises(
+        ValueError, match="saved with none of these settings but is now made with data.sampler.name=ran"
+    ):
+        loader(8, 2).load_state_dict(state)
 
 
 def test_worker_processes_change_no_order() -> None:

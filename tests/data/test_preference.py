@@ -67,6 +67,56 @@ def test_the_longest_common_beginning_is_the_prompt() -> None:
         split_pair("p", "yes", [BAD])
 
 
+def test_a_dialogue_that_is_written_out_is_cut_where_the_answer_begins(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What both answers begin with is part of both."""
+    told = "\n\nHuman: q\n\nAssistant: a\n\nHuman: and\n\nAssistant: "
+    row = {"chosen": f"{told}I say yes", "rejected": f"{told}I say no"}
+    assert texts(pairs(tmp_path, row)[0]) == (told, "I say yes<eos>", "I say no<eos>")
+    assert caplog.messages == []
+    # Where the user's last turn is what differs, all that differs is the answer.
+    assert split_pair(None, f"{told}a\n\nHuman: so it", f"{told}a\n\nHuman: so x") == (
+        f"{told}a\n\nHuman: so ",
+        "it",
+        "x",
+    )
+
+
+def test_words_that_count_as_prompt_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    row = {"chosen": "2+2= It is 4", "rejected": "2+2= It is 5"}
+    dataset = pairs(tmp_path, row, row)
+    assert texts(dataset[0]) == texts(dataset[1]) == ("2+2= It is ", "4<eos>", "5<eos>")
+    assert len(caplog.messages) == 1
+    assert f"{tmp_path}/pairs.jsonl, line 1 has no prompt" in caplog.text
+    assert "here '2+2= It is ', count as the prompt" in caplog.text
+    assert "write prompts into a column 'prompt'" in caplog.text
+    caplog.clear()
+    assert [TOKENIZER.decode(item.answer.ids) for item in judged(tmp_path, row)] == [
+        "2+2= It is 4<eos>",
+        "2+2= It is 5<eos>",
+    ]
+    assert len(caplog.messages) == 1
+    caplog.clear()
+    pairs(tmp_path, {"prompt": "2+2= ", "chosen": "It is 4", "rejected": "It is 5"})
+    pairs(tmp_path, {"chosen": [USER, GOOD], "rejected": [USER, BAD]})
+    assert caplog.messages == []
+
+
+def test_control_tokens_in_strings_are_text_unless_asked(tmp_path: Path) -> None:
+    """<|im_end|> is token 5, <eos> 2."""
+    row = {"prompt": "<|im_end|>", "chosen": "a<|im_end|>", "rejected": "b<|im_end|>"}
+
+    def control(**config: Any) -> list[list[int]]:
+        pair = pairs(tmp_path, row, **config)[0]
+        items = JudgedDataset(tmp_path / "pairs.jsonl", TOKENIZER, PreferenceDataConfig(**config))
+        answers = [pair.chosen, pair.rejected, *(item.answer for item in items)]
+        return [[token for token in answer.ids if token < 6] for answer in answers]
+
+    assert control() == [[2]] * 4
+    assert control(parse_special_tokens=True) == [[5, 5, 2]] * 4
+
+
 def test_the_later_user_turns_of_an_answer_are_context(tmp_path: Path) -> None:
     more = {"role": "user", "content": "sure?"}
     pair = pairs(tmp_path, {"prompt": [USER], "chosen": [GOOD, more, GOOD], "rejected": [BAD]})[0]
@@ -109,6 +159,14 @@ def test_long_rows_are_refused_or_cut(tmp_path: Path) -> None:
 def test_a_chat_that_does_not_answer_the_prompt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="line 1: the answer is a whole chat that does not begin with the prompt"):
         pairs(tmp_path, {"prompt": "other", "chosen": [USER, GOOD], "rejected": [USER, BAD]})
+
+
+def test_a_column_that_a_row_lacks_is_named_with_its_key(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "good": "x", "rejected": "y"}, {"prompt": "a", "rejected": "y"}]
+    with pytest.raises(ValueError, match=r"line 2: there is no column 'good', only prompt, rejected \(data.chosen_key"):
+        pairs(tmp_path, *rows, chosen_key="good")
+    with pytest.raises(ValueError, match=r"expected chosen, rejected \(chosen by data.chosen_key, data.rejected_key\)"):
+        pairs(tmp_path, *rows)
 
 
 def judged(folder: Path, *rows: dict[str, Any]) -> JudgedDataset:

@@ -49,7 +49,7 @@ def test_the_whole_page(file: Path, tiny_model_dir: Path, capsys: pytest.Capture
     page = "\n".join(lines)
     assert f"dropped: 1 rows have more than data.max_prompt_length=60 tokens\n  {file}, line 4: 100 tokens" in page
     assert f"broken: 2 rows cannot be encoded\n  {file}, line 5: the prompt is empty" in page
-    assert "kept: 3 rows" in page
+    assert "kept: 3 rows\nwould stop the run: 2 rows, 2 that cannot be encoded\n" in page
     assert f"--- {file}, line 1\n[attention 0: 56 padding tokens] [attention 1: 4 tokens]\n1+1=\n" in page
     assert "<|im_start|>user\nhi <eos><|im_end|>\n<|im_start|>assistant\n" in page
     assert '"ground_truth": "سلام"' in page
@@ -69,7 +69,22 @@ def test_what_is_cut_is_said(file: Path, tiny_model_dir: Path, capsys: pytest.Ca
     main(
         [str(file), "--tokenizer", str(tiny_model_dir), "--rows=4", "data.max_prompt_length=50", "data.truncation=left"]
     )
-    assert "[50 of 100 tokens are cut on the left]" in capsys.readouterr().out
+    page = capsys.readouterr().out
+    assert "[50 of 100 tokens are cut on the left]" in page
+    assert "kept: 4 rows\nwould stop the run: 2 rows, 2 that cannot be encoded\n" in page
+
+
+def test_rows_that_would_stop_the_run_are_not_kept(
+    file: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([str(file), "--tokenizer", str(tiny_model_dir), "data.max_prompt_length=60"])
+    assert (
+        "kept: 3 rows\nwould stop the run: 3 rows, 2 that cannot be encoded and 1 longer than "
+        "data.max_prompt_length=60 (data.truncation=error)\n"
+    ) in capsys.readouterr().out
+    main([str(file), "--tokenizer", str(tiny_model_dir), "--limit", "3", "data.max_prompt_length=60"])
+    page = capsys.readouterr().out
+    assert "kept: 3 rows\n" in page and "would stop" not in page
 
 
 def test_histogram() -> None:

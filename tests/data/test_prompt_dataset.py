@@ -140,7 +140,15 @@ def test_a_stream_of_fixed_batches(tiny_tokenizer: Any) -> None:
         (lambda t: PromptDataset({"prompt": ["x"]}, t), "not a dict"),
         (lambda t: PromptDataset([{"question": "x"}], t)[0], "prompt 0: there is no 'prompt', only question"),
         (lambda t: PromptDataset(["x", None], t)[1], "prompt 1: a prompt must be a string"),
-        (lambda t: PromptDataset(["x" * 9], t, 5)[0], "prompt 0: the prompt has 9 tokens"),
+        (
+            lambda t: PromptDataset(["x" * 9], t, 5)[0],
+            "prompt 0: the prompt has 9 tokens, but max_prompt_length is 5: raise it, or set truncation to left, right "
+            "or middle$",
+        ),
+        (
+            lambda t: PromptDataset(["x"], t, system_prompt="s")[0],
+            "no system message: set as_chat=True, or leave out system_prompt$",
+        ),
         (lambda t: PromptDataset(["x"], t, 5, max_prompt_len=6), "are one thing"),
         (lambda t: PromptDataset(["x"], t, dynamic_batching=True), "needs max_tokens_per_batch"),
         (
@@ -159,6 +167,16 @@ def test_a_stream_of_fixed_batches(tiny_tokenizer: Any) -> None:
 def test_what_cannot_be(tiny_tokenizer: Any, build: Callable[[Any], Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(tiny_tokenizer)
+
+
+def test_arguments_are_named_for_files_and_templates(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"prompt": "x"}\n')
+    with pytest.raises(ValueError, match=r"no column 'question', only prompt \(prompt_key chooses the column\)"):
+        PromptDataset(path, tiny_tokenizer, prompt_key="question")
+    tiny_tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="has no chat template: set one with chat_template, or"):
+        PromptDataset(["x"], tiny_tokenizer, as_chat=True)[0]
 
 
 @pytest.mark.parametrize(("truncation", "text"), [("left", "56789"), ("right", "01234"), ("middle", "01789")])

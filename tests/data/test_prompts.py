@@ -50,7 +50,7 @@ def test_exactly_one_bos_when_template_and_tokenizer_both_give_one(tiny_tokenize
 
 
 def test_no_eos_after_a_string_unless_it_is_written(tiny_tokenizer: Any) -> None:
-    encode = PromptEncoder(adding(tiny_tokenizer, eos=True))
+    encode = PromptEncoder(adding(tiny_tokenizer, eos=True), parse_special_tokens=True)
     assert encode("x")[-1] != EOS
     assert encode("x<eos>")[-1] == EOS
 
@@ -81,9 +81,21 @@ def test_private_characters_in_a_message_are_no_marks(tiny_tokenizer: Any) -> No
     assert text == "<|im_start|>user\na<unk>0<unk>b<unk>99<unk><|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_control_tokens_in_a_string_are_control_tokens(tiny_tokenizer: Any) -> None:
-    """A string is raw: whoever writes one may write the template out."""
-    assert PromptEncoder(tiny_tokenizer)("<|im_start|>a<|im_end|>")[::2] == [IM_START, IM_END]
+def test_control_tokens_in_a_string_are_text_unless_asked(tiny_tokenizer: Any) -> None:
+    """Whoever asks may write the template out."""
+    written = "<|im_start|>a<|im_end|>"
+    asked = PromptEncoder(tiny_tokenizer, parse_special_tokens=True)
+    assert asked(written)[::2] == asked.continued(written)[::2] == [IM_START, IM_END]
+    plain = PromptEncoder(tiny_tokenizer)
+    assert tiny_tokenizer.decode(plain(written)) == written
+    assert min(plain(written)) > IM_END and plain.continued(written) == plain(written)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_marks_that_are_written_into_strings_are_text(tiny_tokenizer: Any, asked: bool) -> None:
+    encode = PromptEncoder(tiny_tokenizer, parse_special_tokens=asked)
+    for ids in (encode("a\ue0005\ue001"), encode.continued("a\ue0005\ue001")):
+        assert tiny_tokenizer.decode(ids) == "a<unk>5<unk>"
 
 
 def test_null_fields_of_messages_are_absent_for_the_template(tiny_tokenizer: Any) -> None:
@@ -132,7 +144,7 @@ def test_truncation_sides(side: str, kept: list[int]) -> None:
 
 def test_truncation_error_has_both_lengths() -> None:
     """F3."""
-    with pytest.raises(ValueError, match="has 10 tokens, but data.max_prompt_length is 5"):
+    with pytest.raises(ValueError, match="has 10 tokens, but data.max_prompt_length is 5: .*data.filter_overlong"):
         truncate(range(10), 5, "error")
     assert truncate(range(5), 5, "error") == [0, 1, 2, 3, 4]
 

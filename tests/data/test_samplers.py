@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from verl.config import DataConfig
 from verl.config.data import SamplerConfig
-from verl.data import build_dataloader
+from verl.data import EpochSampler, PromptDataset, build_dataloader
 from verl.data.sampler import (
     CurriculumSampler,
     LengthSampler,
@@ -124,7 +124,8 @@ class Rows(torch.utils.data.Dataset):
         return np.arange(1, self.rows + 1) % 7 + 1
 
     def column(self, name: str) -> list[Any]:
-        return [{"data_source": "ab"[row % 2], "level": row % 5}.get(name) for row in range(self.rows)]
+        values = [{"data_source": "ab"[row % 2], "level": row % 5, "number": row} for row in range(self.rows)]
+        return [value.get(name) for value in values]
 
 
 SAMPLERS = [
@@ -158,6 +159,70 @@ def test_the_order_depends_on_no_workers_and_survives_a_restart(sampler: Sampler
     assert head + seen(second) + seen(second) == expected
 
 
+def test_a_place_in_one_order_is_none_in_another() -> None:
+    """The last order is that of a sampler given as an object."""
+
+    def loader(sampler: SamplerConfig, batch_size: int = 4, own: Any = None, rows: int = 23) -> Any:
+        config = DataConfig(sampler=sampler)
+        return build_dataloader(Rows(rows), config, train=True, batch_size=batch_size, seed=3, sampler=own)
+
+    backwards = EpochSampler(23, 3, shuffle=False)
+    orders = {
+        "random": lambda: loader(SamplerConfig()),
+        "length": lambda: loader(SamplerConfig("length")),
+        "length of 6": lambda: loader(SamplerConfig("length"), 6),
+        "longer": lambda: loader(SamplerConfig("length"), rows=24),
+        "a": lambda: loader(SamplerConfig("mixed", weights={"a": 2})),
+        "b": lambda: loader(SamplerConfig("mixed", weights={"b": 2})),
+        "level": lambda: loader(SamplerConfig("curriculum", column="level")),
+        "number": lambda: loader(SamplerConfig("curriculum", column="number")),
+        "own": lambda: loader(SamplerConfig(), own=backwards),
+    }
+    states = {}
+    for name, build in orders.items():
+        source = build()
+        next(iter(source))
+        states[name] = source.state_dict()
+    for name, build in orders.items():
+        for saved, state in states.items():
+            if saved == name:
+                build().load_state_dict(state)
+            else:
+                with pytest.raises(ValueError, match="the data order was saved with .* but is now made with .*"):
+                    build().load_state_dict(state)
+    for name, saved, message in [
+        (
+            "length",
+            "random",
+            "saved with data.sampler.name=random but is now made with data.sampler.name=length, data.t",
+        ),
+        ("length of 6", "length", "saved with data.train_batch_size=4 but is now made with data.train_batch_size=6,"),
+        ("a", "b", r"data.sampler.weights=\{'a': 1.0, 'b': 2.0\} but .* data.sampler.weights=\{'a': 2.0, 'b': 1.0\}"),
+        ("level", "number", "saved with data.sampler.column=number, values of .* made with data.sampler.column=level,"),
+        ("longer", "length", r"saved with rows=23, lengths of prompts \(digest\)=[0-9a-f]{12} but .* rows=24, lengths"),
+        ("random", "own", "saved with sampler=EpochSampler, data.shuffle=False but .* data.sampler.name=random,"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            orders[name]().load_state_dict(states[saved])
+
+
+def test_a_place_among_batches_of_tokens_is_one_for_the_same_tokens(tiny_tokenizer: Any) -> None:
+    prompts = ["x" * (1 + number % 5) for number in range(12)]
+
+    def loader(max_tokens: int | None) -> Any:
+        dynamic = {} if max_tokens is None else {"dynamic_batching": True, "max_tokens_per_batch": max_tokens}
+        dataset = PromptDataset(prompts, tiny_tokenizer, **dynamic)  # type: ignore[arg-type]
+        return build_dataloader(dataset, DataConfig(), train=True, batch_size=4, seed=3)
+
+    source, rows = loader(10), loader(None)
+    next(iter(source)), next(iter(rows))
+    loader(10).load_state_dict(source.state_dict())
+    with pytest.raises(ValueError, match="max_tokens_per_batch=10 but is now made with max_tokens_per_batch=20"):
+        loader(20).load_state_dict(source.state_dict())
+    with pytest.raises(ValueError, match="with data.sampler.name=random but is now made with max_tokens_per_batch=10"):
+        loader(10).load_state_dict(rows.state_dict())
+
+
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler.name)
 def test_an_epoch_of_the_loader_is_each_row_once(sampler: SamplerConfig, workers: int) -> None:
@@ -182,6 +247,11 @@ def test_a_sampler_of_ones_own(tmp_path: Path) -> None:
     config = DataConfig(sampler=SamplerConfig(class_path=str(file), class_name="Backwards"))
     loader = build_dataloader(Rows(6), config, train=True, batch_size=3, seed=0)
     assert [batch["x"].flatten().tolist() for batch in loader] == [[5, 4, 3], [2, 1, 0]]
+    plain = build_dataloader(Rows(6), DataConfig(), train=True, batch_size=3, seed=0)
+    with pytest.raises(ValueError, match="mine.py, data.sampler.class_name=Backwards but .* data.sampler.name=random"):
+        plain.load_state_dict(loader.state_dict())
+    with pytest.raises(ValueError, match="data.sampler.name=random, .* but .*mine.py, data.sampler.class_name=Backwar"):
+        loader.load_state_dict(plain.state_dict())
     for broken, message in [
         (SamplerConfig(class_path=str(file)), "without data.sampler.class_name"),
         (SamplerConfig(class_path=str(file), class_name="Backward"), "data.sampler: .*did you mean 'Backwards'"),

@@ -61,13 +61,23 @@ def test_mistakes_are_named_with_their_place(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="rows.jsonl, line 2: the chat has no assistant message"):
         SFTDataset(path, TOKENIZER, SFTDataConfig())[1]
     path = write(tmp_path, {"messages": CHAT}, {"prompt": "x"})
-    with pytest.raises(ValueError, match="rows.jsonl, line 2: there is no column 'messages'"):
+    with pytest.raises(ValueError, match=r"line 2: there is no column 'messages', only prompt \(data.messages_key"):
         SFTDataset(path, TOKENIZER, SFTDataConfig())
     path = write(tmp_path, {"messages": CHAT})
     with pytest.raises(ValueError, match=r"line 1: the row has \d+ tokens, but data.max_length is 5"):
         SFTDataset(path, TOKENIZER, SFTDataConfig(max_length=5))[0]
     with pytest.raises(ValueError, match="no data file is given"):
         SFTDataset([], TOKENIZER, SFTDataConfig())
+
+
+def test_control_tokens_in_strings_are_text_unless_asked(tmp_path: Path) -> None:
+    """<|im_end|> is token 5, <eos> 2."""
+    path = write(tmp_path, {"prompt": "<|im_end|>", "response": "a<|im_end|>"})
+    plain = SFTDataset(path, TOKENIZER, SFTDataConfig())[0]
+    asked = SFTDataset(path, TOKENIZER, SFTDataConfig(parse_special_tokens=True))[0]
+    assert [token for token in plain.ids if token < 6] == [2]
+    assert [token for token in asked.ids if token < 6] == [5, 5, 2]
+    assert TOKENIZER.decode(plain.ids) == TOKENIZER.decode(asked.ids) == "<|im_end|>a<|im_end|><eos>"
 
 
 def test_long_rows_can_be_dropped_beforehand(tmp_path: Path) -> None:

@@ -6,7 +6,12 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pyarrow as pa
@@ -66,6 +71,73 @@ def test_urls_are_downloaded_once_and_again_when_they_change(own_cache: Path) ->
     with pytest.raises(ValueError, match="nosuch://x/y.jsonl cannot be read: Protocol not known"):
         local_files("nosuch://x/y.jsonl")
     memory.rm("/data", recursive=True)
+
+
+class Answers(SimpleHTTPRequestHandler):
+    """Serves the folder `directory`, and writes down what was fetched from it; `plain` leaves out dates and sizes."""
+
+    plain = False
+    fetched: list[str]
+
+    def do_GET(self) -> None:
+        self.fetched.append(self.path)
+        super().do_GET()
+
+    def send_header(self, keyword: str, value: str) -> None:
+        if not (self.plain and keyword in ("Last-Modified", "Content-Length")):
+            super().send_header(keyword, value)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing on the console."""
+
+
+@contextmanager
+def serving(folder: Path, **attributes: Any) -> Iterator[tuple[str, list[str]]]:
+    """The URL of `folder`, and the list of what is fetched from there."""
+    fetched: list[str] = []
+    handler = type("Handler", (Answers,), {"fetched": fetched, **attributes})
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", fetched
+        finally:
+            server.shutdown()
+            thread.join(timeout=10)
+
+
+def age(path: Path, seconds: int) -> None:
+    """Dates in HTTP have whole seconds."""
+    os.utime(path, (1_700_000_000 + seconds, 1_700_000_000 + seconds))
+
+
+def test_a_file_behind_http_is_fetched_again_when_it_has_changed(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp", reason="fsspec reads http with aiohttp")
+    path = jsonl(tmp_path / "web" / "a.jsonl", ["one"])
+    age(path, 0)
+    with serving(path.parent) as (url, fetched):
+        (first,) = local_files(f"{url}/a.jsonl")
+        stamp = os.stat(first).st_mtime_ns
+        before = len(fetched)
+        assert local_files(f"{url}/a.jsonl") == [first] and os.stat(first).st_mtime_ns == stamp
+        per_look = len(fetched) - before  # fsspec asks whether there is one
+        jsonl(path, ["two"])  # of the same size
+        age(path, 1)
+        assert open_rows(local_files(f"{url}/a.jsonl")[0])[0] == {"prompt": "two"}
+        assert len(fetched) == before + 2 * per_look + 1
+        jsonl(path, ["three"])  # of the same date
+        age(path, 1)
+        assert open_rows(local_files(f"{url}/a.jsonl")[0])[0] == {"prompt": "three"}
+        assert open_rows(first)[0] == {"prompt": "one"}
+
+
+def test_a_server_that_tells_nothing_of_its_files_is_asked_each_time(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp", reason="fsspec reads http with aiohttp")
+    path = jsonl(tmp_path / "web" / "a.jsonl", ["one"])
+    with serving(path.parent, plain=True) as (url, _):
+        for prompt in ("one", "two"):
+            jsonl(path, [prompt])
+            assert open_rows(local_files(f"{url}/a.jsonl")[0])[0] == {"prompt": prompt}
 
 
 def test_a_file_url_and_a_dataset_of_it(tmp_path: Path, tiny_tokenizer: Any) -> None:
@@ -180,8 +252,14 @@ def test_big_tables_are_mapped_from_the_cache(tmp_path: Path, monkeypatch: pytes
     assert not list(own_cache.glob("*.part"))
 
 
+def test_generated_prompts_name_the_package_that_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)  # which an import takes for not installed
+    with pytest.raises(ValueError, match="chain_sum needs the package reasoning-gym: pip install reasoning-gym$"):
+        open_rows("reasoning_gym:chain_sum")
+
+
 def test_generated_prompts(tiny_tokenizer: Any) -> None:
-    pytest.importorskip("reasoning_gym", reason="reasoning-gym is not installed (verl[reasoning])")
+    pytest.importorskip("reasoning_gym", reason="the package reasoning-gym is not installed")
     from verl.rewards import default_compute_score
 
     name = "reasoning_gym:chain_sum?size=5&seed=1&max_terms=3"

@@ -24,6 +24,11 @@ class OfflineDataConfig:
     )
     chat_template: str | None = key(None, "Jinja chat template that replaces the tokenizer's")
     apply_chat_template_kwargs: dict[str, Any] = key(dict, "extra arguments of the chat template")
+    parse_special_tokens: bool = key(
+        False,
+        "read control tokens in prompts that are strings, and in answers to these, as such; otherwise they are plain "
+        "text, as in chats",
+    )
     shuffle: bool = key(True, "visit training rows in a seeded random order")
     seed: int | None = key(None, "seed of that order; null means trainer.seed")
     dataloader_num_workers: int = key(0, "processes that tokenize ahead; 0 tokenizes in the driver")

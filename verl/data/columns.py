@@ -1,7 +1,7 @@
 """Files whose rows may be written in several ways, and which of their rows are used."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -15,8 +15,9 @@ logger = logging.getLogger(__name__)
 DataFiles = Files
 
 
-def open_with_columns(files: DataFiles, ways: Sequence[Sequence[str]]) -> JoinedRows:
+def open_with_columns(files: DataFiles, ways: Sequence[Mapping[str, str]]) -> JoinedRows:
     """The rows of all files. In each file, every row has the columns of the first way that the file's first row fits.
+    A way is columns, each with the key that chooses it.
 
     FileNotFoundError or ValueError as `open_rows`, and ValueError for a file that fits no way.
     """
@@ -27,8 +28,9 @@ def open_with_columns(files: DataFiles, ways: Sequence[Sequence[str]]) -> Joined
         if fitting is None:
             found = ", ".join(f"{column} (null)" if value is None else column for column, value in first.items())
             wanted = " or ".join(", ".join(way) for way in ways)
-            raise ValueError(f"{path} has the columns {found}: expected {wanted} (data.*_key name columns)")
-        opened.append(open_rows(path, list(fitting)))
+            keys = ", ".join(key for way in ways for key in way.values())
+            raise ValueError(f"{path} has the columns {found}: expected {wanted} (chosen by {keys})")
+        opened.append(open_rows(path, fitting))
     return JoinedRows(opened)
 
 

@@ -4,13 +4,20 @@ A conversation is tokenized piece by piece, cut where the assistant's words begi
 model meets it when it generates: the prompt is tokenized without what follows.
 """
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from verl.config import OfflineDataConfig
 from verl.data.prompts import Prompt, PromptEncoder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
 
 Messages = Sequence[Mapping[str, Any]]
 Span = tuple[int, int]
@@ -31,7 +38,7 @@ class Encoded:
         return self.trained.index(1)
 
 
-@dataclass(frozen=True)
+@dataclass
 class ConversationEncoder:
     """Encodes chats and answers. Trained on are the assistant's tokens, the one that ends a turn included.
 
@@ -40,6 +47,7 @@ class ConversationEncoder:
     """
 
     prompts: PromptEncoder
+    _warned: bool = field(default=False, init=False)
 
     def chat(self, messages: Messages, context: int = 0) -> Encoded:
         """`context` counts leading messages that are not trained on, whoever speaks.
@@ -72,18 +80,33 @@ class ConversationEncoder:
         return Encoded(ids[:length], trained[:length])
 
     def answer(self, prompt: Prompt, text: str) -> Encoded:
-        """A prompt and one answer. After a prompt that is a string, the answer gets the EOS unless it ends in it."""
+        """A prompt and one answer. After a prompt that is a string, the answer gets the EOS unless it ends in it.
+
+        Control tokens that stand in the two are plain text, but with `parse_special_tokens` where both are strings.
+        """
         if not isinstance(text, str):
             raise ValueError(f"an answer must be a string, not a {type(text).__name__}")
         if not isinstance(prompt, str):
             return self.chat([*prompt, {"role": "assistant", "content": text}], context=len(prompt))
         tokenizer = self.prompts.tokenizer
-        context, ids = self.prompts(prompt), self.prompts.tokenize_rendered(text)
+        context, ids = self.prompts(prompt), self.prompts.continued(text)
         if tokenizer.eos_token_id is None:
             raise ValueError(f"the tokenizer {tokenizer.name_or_path!r} has no EOS token to end answers with")
         if ids[-1:] != [tokenizer.eos_token_id]:
             ids.append(tokenizer.eos_token_id)
+        self._warn_of_plain_tokens(prompt, text)
         return Encoded(context + ids, [0] * len(context) + [1] * len(ids))
+
+    def _warn_of_plain_tokens(self, *texts: str) -> None:
+        """Once: who wrote a chat template out, or the EOS after the answers, may not have meant text."""
+        found = any(map(self.prompts.control.found_in, texts))
+        if found and not self.prompts.parse_special_tokens and not self._warned:
+            self._warned = True
+            logger.warning(
+                "control tokens that stand in prompts and answers which are strings are plain text, as in %r: set "
+                "data.parse_special_tokens=true to read them as such",
+                "".join(texts)[-80:],
+            )
 
     @cached_property
     def _has_marks(self) -> bool:
@@ -134,3 +157,13 @@ class ConversationEncoder:
     def _end_of_turn(self, said: list[int]) -> int:
         """How many tokens of a turn count: those up to its end token, if it has one. Nobody samples what follows."""
         return max((i + 1 for i, token in enumerate(said) if token in self.prompts.control.ids), default=len(said))
+
+
+def conversation_encoder(tokenizer: "PreTrainedTokenizerBase", config: OfflineDataConfig) -> ConversationEncoder:
+    """How chats and answers become token ids by `config`."""
+    template_kwargs = dict(config.apply_chat_template_kwargs)
+    return ConversationEncoder(
+        PromptEncoder(
+            tokenizer, config.chat_template, template_kwargs, parse_special_tokens=config.parse_special_tokens
+        )
+    )

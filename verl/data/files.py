@@ -1,14 +1,14 @@
 """Rows of data files. A file is opened and checked once, and stays compact until a row is asked for."""
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from verl.data.generated import GeneratedRows
 from verl.data.lines import JsonRows, TextRows
-from verl.data.rows import Row, Rows
+from verl.data.rows import MissingColumnError, Row, Rows
 from verl.data.sources import GENERATED
 from verl.data.tables import ArrowRows, CsvRows
 
@@ -32,15 +32,29 @@ _LOOKS_LIKE = {
 }
 
 
-def open_rows(path: str | Path, required: Sequence[str] = ()) -> Rows:
+def open_rows(path: str | Path, required: Sequence[str] | Mapping[str, str | None] = ()) -> Rows:
     """Open a data file: .parquet, .arrow (IPC file or stream), .jsonl, .json (an array of objects, or lines), .csv,
     .tsv or .txt (a prompt a line), or generated data (see `verl.data.generated`).
+
+    Args:
+        required: columns that every row must have; as a mapping, with the caller's setting that chooses each, if one
+            does.
 
     Raises:
         FileNotFoundError: no such file.
         ValueError: an unknown kind of file, a file that is empty or damaged or no UTF-8, a malformed line, a
             `required` column that is absent or null; the message names file, and column, line or row.
     """
+    try:
+        return _open(path, list(required))
+    except MissingColumnError as error:
+        setting = required[error.column] if isinstance(required, Mapping) else None
+        if setting is None:
+            raise
+        raise MissingColumnError(error.column, f"{error} ({setting} chooses the column)") from error
+
+
+def _open(path: str | Path, required: Sequence[str]) -> Rows:
     if isinstance(path, str) and path.startswith(GENERATED):
         return GeneratedRows(path, required)
     path = Path(path)

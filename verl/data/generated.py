@@ -1,11 +1,11 @@
-"""Prompts from the generators of the package reasoning-gym (`pip install 'verl[reasoning]'`)."""
+"""Prompts from the generators of the package reasoning-gym (`pip install reasoning-gym`)."""
 
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
-from verl.data.rows import Row, values_of
+from verl.data.rows import Row, check_present, values_of
 from verl.data.sources import GENERATED
 
 _DEFAULT_SIZE = 1000
@@ -27,14 +27,13 @@ class GeneratedRows:
         try:
             import reasoning_gym
         except ImportError as error:
-            raise ValueError(f"{name} needs the package reasoning-gym: pip install 'verl[reasoning]'") from error
+            raise ValueError(f"{name} needs the package reasoning-gym: pip install reasoning-gym") from error
         try:
             self._entries = reasoning_gym.create_dataset(generator, **settings)
         except (ValueError, TypeError, AssertionError) as error:
             raise ValueError(f"{name}: {error}") from error
-        missing = [column for column in required if column not in self[0]]
-        if missing:
-            raise ValueError(f"{name}: there is no column {missing[0]!r}, only {', '.join(self[0])}")
+        for column in required:
+            check_present(column, self[0], name)
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -1,7 +1,7 @@
 """Batches of a data set, from a place that can be saved and gone back to."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,36 @@ from verl.config import DataConfig, OfflineDataConfig
 from verl.data.collate import collate_fn as default_collate_fn
 from verl.data.rl_dataset import open_data, rows_used
 from verl.data.sampler import EpochSampler, TokenBatchSampler, make_sampler
+
+
+class _Loader(StatefulDataLoader[Any]):
+    """Saves with its place what `order` it is a place in, and goes on from a place in the same order only."""
+
+    def __init__(self, dataset: Dataset[Any], order: Mapping[str, Any], **options: Any) -> None:
+        self._order = dict(order)
+        super().__init__(dataset, **options)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "order": self._order}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        place = dict(state_dict)
+        _check_same_order(place.pop("order", {}), self._order)
+        super().load_state_dict(place)
+
+
+def _check_same_order(saved: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """ValueError with all that differs."""
+    was, here = (
+        ", ".join(f"{name}={value}" for name, value in one.items() if name not in other or other[name] != value)
+        for one, other in ((saved, now), (now, saved))
+    )
+    if was or here:
+        raise ValueError(
+            f"the data order was saved with {was or 'none of these settings'} but is now made with "
+            f"{here or 'none of these'}, which would repeat some rows and leave out others: go back to what it was "
+            "saved with, or begin anew with trainer.resume_mode=disable"
+        )
 
 
 def build_dataloader(
@@ -38,7 +68,7 @@ def build_dataloader(
         sampler: takes the place of the seeded order.
         collate_fn: list of items -> batch; by default the data set's own, or else `verl.data.collate_fn`.
 
-    Raises ValueError for a training batch bigger than the data set.
+    Raises ValueError for a training batch bigger than the data set; when a state is loaded, for one of another order.
     """
     options: dict[str, Any] = {
         "num_workers": config.dataloader_num_workers,
@@ -50,17 +80,34 @@ def build_dataloader(
     if isinstance(dataset, IterableDataset):
         packed = max_tokens is not None
         options |= {"batch_size": None} if packed else {"batch_size": batch_size, "drop_last": train}
+        order = {"max_tokens_per_batch": max_tokens} if packed else {"data.train_batch_size": batch_size}
     elif max_tokens is not None:
         shuffle = train and config.shuffle
-        options["batch_sampler"] = TokenBatchSampler(dataset.lengths(), max_tokens, seed, shuffle)  # type: ignore[attr-defined]
+        batch_sampler = TokenBatchSampler(dataset.lengths(), max_tokens, seed, shuffle)  # type: ignore[attr-defined]
+        options["batch_sampler"] = batch_sampler
+        order = batch_sampler.settings()
     else:
         if train:
             check_batch_fits(len(dataset), batch_size)  # type: ignore[arg-type]
+        order = _name(config, sampler)
         sampler = sampler or _sampler(dataset, config, train, seed, batch_size)
+        order |= sampler.settings() if isinstance(sampler, EpochSampler) else {}
         options |= {"batch_size": batch_size, "sampler": sampler, "drop_last": train}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata 0.11 under torch 2.13
-        return StatefulDataLoader(dataset, **options)
+        return _Loader(dataset, order, **options)
+
+
+def _name(config: DataConfig | OfflineDataConfig, sampler: Sampler[int] | None) -> dict[str, Any]:
+    """Which sampler visits the rows, `sampler` in place of that of the config."""
+    if sampler is not None:
+        return {"sampler": type(sampler).__qualname__}
+    if not isinstance(config, DataConfig):
+        return {}
+    chosen = config.sampler
+    if chosen.class_path is None:
+        return {"data.sampler.name": chosen.name}
+    return {"data.sampler.class_path": chosen.class_path, "data.sampler.class_name": chosen.class_name}
 
 
 def _sampler(

@@ -1,5 +1,7 @@
 """Preferences: pairs of answers to one prompt, and answers with a judgement of their own."""
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,13 +13,19 @@ from torch.utils.data import Dataset
 
 from verl.config import PairDataConfig, PreferenceDataConfig
 from verl.data.columns import DataFiles, RowTooLongError, open_with_columns, short_enough
-from verl.data.conversations import ConversationEncoder, Encoded
-from verl.data.prompts import Prompt, PromptEncoder, located, pad_token_id
+from verl.data.conversations import Encoded, conversation_encoder
+from verl.data.files import Row
+from verl.data.prompts import Prompt, located, pad_token_id
 from verl.data.rl_dataset import rows_used
 from verl.data.stacking import stack_answers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+logger = logging.getLogger(__name__)
+
+_TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant): ?")
+"""What begins a turn of a dialogue that is written out as text, as public preference sets have it."""
 
 Answer = str | Sequence[Mapping[str, Any]]
 """Text, the messages that follow the prompt, or a whole chat with the prompt in it."""
@@ -42,9 +50,8 @@ class AnswerEncoder:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", config: PairDataConfig) -> None:
         self._config = config
-        self._encode = ConversationEncoder(
-            PromptEncoder(tokenizer, config.chat_template, dict(config.apply_chat_template_kwargs))
-        )
+        self._encode = conversation_encoder(tokenizer, config)
+        self._warned = False
 
     def __call__(self, prompt: Prompt, answer: Answer, whole: bool = False) -> Encoded:
         """ValueError for an answer that is no answer to `prompt`. With `truncation="error"`, or if it must be `whole`,
@@ -56,6 +63,22 @@ class AnswerEncoder:
             messages = answer if _begins_with_assistant(answer) else _after(context, answer)
             encoded = self._encode.chat([*context, *messages], context=len(context))
         return self._cut(encoded, "error" if whole else self._config.truncation)
+
+    def pair(self, row: Row, place: str, whole: bool = False) -> tuple[Encoded, Encoded]:
+        """Chosen and rejected of a row, which is at `place`. ValueError as for one answer, and as `split_pair`."""
+        config = self._config
+        given = row.get(config.prompt_key)
+        prompt, chosen, rejected = split_pair(given, row[config.chosen_key], row[config.rejected_key])
+        if given is None and isinstance(prompt, str) and _answer_start(prompt) != len(prompt) and not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s has no prompt: the words that both answers begin with, here %r, count as the prompt and not as "
+                "part of the answers, which changes the losses of simpo and kto: write prompts into a column %r",
+                place,
+                prompt[-80:],
+                config.prompt_key,
+            )
+        return self(prompt, chosen, whole), self(prompt, rejected, whole)
 
     def _cut(self, encoded: Encoded, side: str) -> Encoded:
         config, length = self._config, encoded.prompt_length
@@ -77,8 +100,11 @@ class AnswerEncoder:
 class PairDataset(Dataset[Pair]):
     """(prompt, chosen, rejected), or (chosen, rejected) that begin alike, as `Pair` items.
 
-    Chats that begin with the same messages share these as their prompt; strings share the same words. (What both
-    halves of a pair begin with adds the same to both log-probs, so the cut changes no loss of pairs.)
+    Chats that begin with the same messages share these as their prompt. Strings share what leads up to the last
+    "Assistant:" of a dialogue that is written out, or else the words that they begin with, of which some may be the
+    answers'; a warning says so. Where the cut is changes no loss of the difference of two log-probs (dpo, ipo) and no
+    reward model, since what both begin with adds the same to both. It does change losses that divide by the length of
+    an answer (simpo) or look at one answer by itself (kto).
 
     Raises:
         FileNotFoundError, ValueError: for a bad file, column or row; at the row for answers that are too long
@@ -91,7 +117,7 @@ class PairDataset(Dataset[Pair]):
         self._config = config
         self._encode = AnswerEncoder(tokenizer, config)
         self.pad_id = pad_token_id(tokenizer)
-        self._rows = open_with_columns(files, [[config.chosen_key, config.rejected_key]])
+        self._rows = open_with_columns(files, [_pair_columns(config)])
         count = rows_used(len(self._rows), max_samples)
         drop = config.filter_overlong_rows
         self._kept: Sequence[int] = short_enough(self._rows, count, self._read_whole) if drop else range(count)
@@ -109,11 +135,7 @@ class PairDataset(Dataset[Pair]):
         return self._read(number, whole=True)
 
     def _read(self, number: int, whole: bool = False) -> tuple[Encoded, Encoded]:
-        row = self._rows[number]
-        prompt, *answers = split_pair(
-            row.get(self._config.prompt_key), row[self._config.chosen_key], row[self._config.rejected_key]
-        )
-        chosen, rejected = (self._encode(prompt, answer, whole) for answer in answers)
+        chosen, rejected = self._encode.pair(self._rows[number], self._rows.place(number), whole)
         if chosen.ids[: chosen.prompt_length] != rejected.ids[: rejected.prompt_length]:
             raise ValueError("the chat template writes the prompt of the two answers differently")
         return chosen, rejected
@@ -130,7 +152,8 @@ class PairDataset(Dataset[Pair]):
 
 
 class JudgedDataset(Dataset[Judged]):
-    """(prompt, completion, label) as `Judged` items. A file of pairs gives two items a row, a good and a bad one."""
+    """(prompt, completion, label) as `Judged` items. A file of pairs (see `PairDataset`) gives two items a row, a good
+    and a bad one."""
 
     def __init__(
         self,
@@ -143,8 +166,12 @@ class JudgedDataset(Dataset[Judged]):
         self._config = config
         self._encode = AnswerEncoder(tokenizer, config)
         self.pad_id = pad_token_id(tokenizer)
-        judged = [config.prompt_key, config.completion_key, config.label_key]
-        self._rows = open_with_columns(files, [judged, [config.chosen_key, config.rejected_key]])
+        judged = {
+            config.prompt_key: "data.prompt_key",
+            config.completion_key: "data.completion_key",
+            config.label_key: "data.label_key",
+        }
+        self._rows = open_with_columns(files, [judged, _pair_columns(config)])
         count = rows_used(len(self._rows), max_samples)
         drop = config.filter_overlong_rows
         kept: Sequence[int] = short_enough(self._rows, count, self._read_whole) if drop else range(count)
@@ -171,8 +198,8 @@ class JudgedDataset(Dataset[Judged]):
         if self._is_judged(number):
             label = as_label(row[config.label_key], config.label_key)
             return [(self._encode(row[config.prompt_key], row[config.completion_key], whole), label)]
-        prompt, *answers = split_pair(row.get(config.prompt_key), row[config.chosen_key], row[config.rejected_key])
-        return [(self._encode(prompt, answer, whole), i == 0) for i, answer in enumerate(answers)]
+        chosen, rejected = self._encode.pair(row, self._rows.place(number), whole)
+        return [(chosen, True), (rejected, False)]
 
     def collate_fn(self, items: Sequence[Judged]) -> dict[str, Tensor | np.ndarray]:
         """`input_ids` and `attention_mask` [B, P + R], `response_mask` [B, R], `labels` and `index` [B]."""
@@ -196,7 +223,8 @@ def split_pair(prompt: Prompt | None, chosen: Answer, rejected: Answer) -> tuple
             return prompt, chosen, rejected
         shared = _shared(chosen, rejected)
         # Words stay whole: tokens reach over the letters that two words share.
-        cut = max((i + 1 for i in range(shared) if chosen[i].isspace()), default=0)
+        words = max((i + 1 for i in range(shared) if chosen[i].isspace()), default=0)
+        cut = _answer_start(chosen[:shared]) or words
         if cut == 0:
             raise ValueError("without a prompt, chosen and rejected must begin with the same words")
         return chosen[:cut], chosen[cut:], rejected[cut:]
@@ -208,6 +236,17 @@ def split_pair(prompt: Prompt | None, chosen: Answer, rejected: Answer) -> tuple
     if shared < 1:
         raise ValueError("without a prompt, chosen and rejected must begin with the same messages")
     return list(chosen[:shared]), list(chosen[shared:]), list(rejected[shared:])
+
+
+def _answer_start(text: str) -> int:
+    """Where the answer begins in a dialogue that is written out: after the last "Assistant:". 0 when the last turn is
+    not the assistant's, or there are no turns."""
+    turns = list(_TURN.finditer(text))
+    return turns[-1].end() if turns and turns[-1][1] == "Assistant" else 0
+
+
+def _pair_columns(config: PairDataConfig) -> dict[str, str]:
+    return {config.chosen_key: "data.chosen_key", config.rejected_key: "data.rejected_key"}
 
 
 def as_label(value: Any, key: str) -> bool:

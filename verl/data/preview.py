@@ -91,7 +91,16 @@ def report(found: Survey, config: DataConfig) -> Iterator[str]:
     yield from (f"  {place}" for place in found.overlong[:_EXAMPLES])
     yield f"broken: {len(found.broken)} rows cannot be encoded"
     yield from (f"  {place}" for place in found.broken[:_EXAMPLES])
-    yield f"kept: {len(found.lengths) - (len(found.overlong) if config.filter_overlong_prompts else 0)} rows"
+    refused = config.truncation == "error" and not config.filter_overlong_prompts
+    lost = len(found.overlong) if refused or config.filter_overlong_prompts else 0
+    yield f"kept: {len(found.lengths) - lost} rows"
+    stopping = {
+        "that cannot be encoded": len(found.broken),
+        f"longer than {limit} (data.truncation=error)": len(found.overlong) if refused else 0,
+    }
+    reasons = [f"{count} {why}" for why, count in stopping.items() if count]
+    if reasons:
+        yield f"would stop the run: {sum(stopping.values())} rows, {' and '.join(reasons)}"
 
 
 def histogram(lengths: np.ndarray) -> Iterator[str]:

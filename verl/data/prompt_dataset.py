@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from verl.data.collate import collate_fn
 from verl.data.files import JoinedRows, open_rows
 from verl.data.overlong import prompt_lengths
-from verl.data.prompts import PromptEncoder, located, pad_token_id, truncate
+from verl.data.prompts import PromptEncoder, SettingNames, located, pad_token_id, truncate
 from verl.data.rl_dataset import left_pad
 from verl.data.rows import Row, Rows, values_of
 from verl.data.sampler import TokenBatchSampler, pack_by_length
@@ -22,6 +22,13 @@ from verl.data.sources import local_files
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_ARGUMENTS = SettingNames(
+    chat_template="chat_template",
+    system_prompt="system_prompt",
+    strings_as_chat="as_chat=True",
+    max_prompt_length="max_prompt_length",
+    cutting="truncation to left, right or middle",
+)
 _DEFAULT_LENGTH = 512
 _BUFFER = 256
 """Prompts of a stream that are looked at together to make batches of near length."""
@@ -85,7 +92,7 @@ class PromptDataset(Dataset[dict[str, Any]]):
         self._prompt_key, self._truncation = prompt_key, truncation
         self._pad_id = pad_token_id(tokenizer)
         self._encode = PromptEncoder(
-            tokenizer, chat_template, {}, system_prompt, as_chat, parse_special_tokens=parse_special_tokens
+            tokenizer, chat_template, {}, system_prompt, as_chat, parse_special_tokens, _ARGUMENTS
         )
         self._open(data_path)
 
@@ -113,7 +120,8 @@ class PromptDataset(Dataset[dict[str, Any]]):
     def _item(self, row: Row, number: int, place: str) -> dict[str, Any]:
         prompt = row[self._prompt_key]
         with located(place):
-            ids = truncate(self._encode(prompt, row.get("tools")), self.max_prompt_length, self._truncation)
+            ids = self._encode(prompt, row.get("tools"))
+            ids = truncate(ids, self.max_prompt_length, self._truncation, _ARGUMENTS)
         others = {key: value for key, value in row.items() if key != self._prompt_key}
         return {"index": number, **others, "raw_prompt": prompt, "input_ids": torch.tensor(ids)}
 
@@ -244,7 +252,7 @@ def _is_stream(data: Any) -> bool:
 
 def _rows_of(data: Any, prompt_key: str) -> Rows:
     if isinstance(data, str | Path):
-        return JoinedRows([open_rows(path, [prompt_key]) for path in local_files(data)])
+        return JoinedRows([open_rows(path, {prompt_key: "prompt_key"}) for path in local_files(data)])
     if isinstance(data, Mapping) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
         raise ValueError(
             f"prompts must be a path, a list of prompts or dicts, a data set or a stream, not a {type(data).__name__}"

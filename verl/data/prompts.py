@@ -19,6 +19,27 @@ Prompt = str | Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
+class SettingNames:
+    """What messages call the settings of prompts, so that they name what the reader can set."""
+
+    chat_template: str
+    system_prompt: str
+    strings_as_chat: str
+    max_prompt_length: str
+    cutting: str
+    """What else helps against a prompt that is too long."""
+
+
+CONFIG_KEYS = SettingNames(
+    chat_template="data.chat_template",
+    system_prompt="data.system_prompt",
+    strings_as_chat="data.strings_as_chat=true",
+    max_prompt_length="data.max_prompt_length",
+    cutting="data.filter_overlong_prompts=true or data.truncation to left, right or middle",
+)
+
+
+@dataclass(frozen=True)
 class PromptEncoder:
     """Token ids of a prompt; the one way from prompt to ids, for training, validation and the overlong filter.
 
@@ -32,6 +53,7 @@ class PromptEncoder:
         strings_as_chat: a string is a user's message.
         parse_special_tokens: control tokens in a string are control tokens, so that whoever writes one may write the
             template out; otherwise they are plain text, as they always are in the messages of a chat.
+        names: of these settings, for error messages.
     """
 
     tokenizer: "PreTrainedTokenizerBase"
@@ -39,7 +61,8 @@ class PromptEncoder:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     system_prompt: str | None = None
     strings_as_chat: bool = False
-    parse_special_tokens: bool = True
+    parse_special_tokens: bool = False
+    names: SettingNames = CONFIG_KEYS
 
     def __call__(self, prompt: Prompt, tools: Any = None) -> list[int]:
         """Raises ValueError for a prompt that is neither text nor a chat, that the template refuses, or without tokens,
@@ -90,17 +113,24 @@ class PromptEncoder:
         tokenizer = self.tokenizer
         if self.system_prompt is not None:
             raise ValueError(
-                "the prompt is a string, which has no system message: set data.strings_as_chat=true, or leave out "
-                "data.system_prompt"
+                f"the prompt is a string, which has no system message: set {self.names.strings_as_chat}, or leave out "
+                f"{self.names.system_prompt}"
             )
         if not self.parse_special_tokens and self.control.found_in(text):
             bos = [token for token in self._tokenize("")[:1] if token == tokenizer.bos_token_id]
-            return bos + self.tokenize_rendered(self.control.mark(text))
+            return bos + self.continued(text)
         has_bos = bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
         ids = self._tokenize(text, add_special_tokens=not has_bos)
         if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(tokenizer.eos_token):
             ids.pop()  # a model that has seen the end token has nothing left to say
         return ids
+
+    def continued(self, text: str) -> list[int]:
+        """The ids of text that goes on after other text: nothing is put before or after it. Control tokens in it are
+        what they are in a prompt that is a string."""
+        if self.parse_special_tokens:
+            return self._tokenize(text, add_special_tokens=False)
+        return self.control.encode(self.control.mark(text))
 
     def render(self, messages: Sequence[Mapping[str, Any]], generation_prompt: bool = True, tools: Any = None) -> str:
         """A chat as the template writes it, for `tokenize_rendered`; `tools` take the place of `template_kwargs`'.
@@ -121,7 +151,7 @@ class PromptEncoder:
         if self.chat_template is None and not self.tokenizer.chat_template:
             raise ValueError(
                 f"the prompt is a chat, but the tokenizer {self.tokenizer.name_or_path!r} has no chat template: set "
-                "one with data.chat_template, or write prompts as strings, which need none"
+                f"one with {self.names.chat_template}, or write prompts as strings, which need none"
             )
         arguments = {"add_generation_prompt": generation_prompt, **self.template_kwargs}
         if tools:
@@ -154,15 +184,15 @@ def pad_token_id(tokenizer: "PreTrainedTokenizerBase") -> int:
     )
 
 
-def truncate(ids: Sequence[int], max_length: int, side: str) -> list[int]:
+def truncate(ids: Sequence[int], max_length: int, side: str, names: SettingNames = CONFIG_KEYS) -> list[int]:
     """At most `max_length` ids: `left` keeps the last ones, `right` the first, `middle` both ends (of an odd length
     the end gets one more). ValueError with both lengths when `side` is `error` and the prompt is longer."""
     if len(ids) <= max_length:
         return list(ids)
     if side == "error":
         raise ValueError(
-            f"the prompt has {len(ids)} tokens, but data.max_prompt_length is {max_length}: raise it, or set "
-            "data.filter_overlong_prompts=true or data.truncation to left, right or middle"
+            f"the prompt has {len(ids)} tokens, but {names.max_prompt_length} is {max_length}: raise it, or set "
+            f"{names.cutting}"
         )
     head = {"left": 0, "right": max_length, "middle": max_length // 2}[side]
     return [*ids[:head], *ids[len(ids) - (max_length - head) :]]

@@ -199,10 +199,13 @@ def open_data(data_files: DataFiles, config: DataConfig, required: Sequence[str]
     """The rows of all files; every one has a prompt and the `required` columns, of which `data_source` is in the file
     what `config.reward_fn_key` says. Who sets that key wants the column in any case."""
     source = config.reward_fn_key
-    columns = [config.prompt_key, *(source if name == "data_source" else name for name in required)]
-    if source != "data_source":
-        columns.append(source)
-    return JoinedRows([open_rows(path, list(dict.fromkeys(columns))) for path in local_files(data_files)])
+    columns: dict[str, str | None] = {config.prompt_key: "data.prompt_key"}
+    if source != "data_source" or "data_source" in required:
+        columns[source] = "data.reward_fn_key"
+    for name in required:
+        if name != "data_source":
+            columns.setdefault(name, None)
+    return JoinedRows([open_rows(path, columns) for path in local_files(data_files)])
 
 
 def rows_used(rows: int, max_samples: int) -> int:

@@ -22,12 +22,20 @@ class Rows(Protocol):
         ...
 
 
+class MissingColumnError(ValueError):
+    """A file, or a row of it, lacks a column. Whoever asked for the column knows which setting chooses it."""
+
+    def __init__(self, column: str, message: str) -> None:
+        super().__init__(column, message)  # both, since a copy is made of these
+        self.column = column
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
 def check_present(column: str, columns: Sequence[str] | Mapping[str, Any], place: str) -> None:
     if column not in columns:
-        raise ValueError(
-            f"{place}: there is no column {column!r}, only {', '.join(columns)} "
-            "(data.prompt_key and data.reward_fn_key choose columns)"
-        )
+        raise MissingColumnError(column, f"{place}: there is no column {column!r}, only {', '.join(columns)}")
 
 
 def values_of(rows: "Rows", names: Sequence[str]) -> Iterator[tuple[Any, ...]]:

@@ -1,5 +1,6 @@
 """In which order rows are visited, as a state that can be saved."""
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,10 @@ class EpochSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         return _Epoch(self)
+
+    def settings(self) -> dict[str, Any]:
+        """All that the order follows from, by the names that a user knows: a saved place is one in this order only."""
+        return {"rows": self.rows, "data.seed": self.seed, "data.shuffle": self.shuffle}
 
     def order(self, epoch: int) -> np.ndarray:
         """Row numbers in the order of an epoch."""
@@ -65,17 +70,9 @@ class _Epoch(Iterator[Any]):
     def state_dict(self) -> dict[str, Any]:
         sampler = self._sampler
         epoch = sampler.next_epoch if self._epoch is None else self._epoch
-        settings = {"rows": sampler.rows, "seed": sampler.seed, "shuffle": sampler.shuffle}
-        return {"epoch": epoch, "position": self._position, **settings}
+        return {"epoch": epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in ("rows", "seed", "shuffle"):
-            now = getattr(self._sampler, name)
-            if state[name] != now:
-                raise ValueError(
-                    f"the data order was saved with {name}={state[name]} but is now made with {name}={now}: "
-                    "go on with the same data, seed and shuffling, or set trainer.resume_mode=disable"
-                )
         self._start(state["epoch"])
         self._position = state["position"]
 
@@ -92,6 +89,13 @@ class LengthSampler(EpochSampler):
         self.lengths = lengths
         self.batch_size = batch_size
         self.batches = batches
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            **super().settings(),
+            "data.train_batch_size": self.batch_size,
+            "lengths of prompts (digest)": _digest(self.lengths),
+        }
 
     def order(self, epoch: int) -> np.ndarray:
         random = np.random.default_rng([self.seed, epoch])
@@ -124,6 +128,13 @@ class TokenBatchSampler(EpochSampler):
         self.lengths = lengths
         self.max_tokens = max_tokens
         self.stretch = stretch
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            **super().settings(),
+            "max_tokens_per_batch": self.max_tokens,
+            "lengths of prompts (digest)": _digest(self.lengths),
+        }
 
     def __len__(self) -> int:
         """Batches of the next epoch."""
@@ -177,14 +188,22 @@ class MixedSampler(EpochSampler):
     def __init__(self, sources: Sequence[Any], weights: Mapping[str, float], seed: int) -> None:
         super().__init__(len(sources), seed)
         names, self.source = np.unique(np.array([str(source) for source in sources]), return_inverse=True)
-        unknown = sorted(set(weights) - set(names.tolist()))
+        self.names: list[str] = names.tolist()
+        unknown = sorted(set(weights) - set(self.names))
         if unknown:
             raise ValueError(
-                f"data.sampler.weights: no row has the data source {unknown[0]!r}, only {', '.join(names)}"
+                f"data.sampler.weights: no row has the data source {unknown[0]!r}, only {', '.join(self.names)}"
             )
-        self.weights = np.array([float(weights.get(name, 1.0)) for name in names.tolist()])
+        self.weights = np.array([float(weights.get(name, 1.0)) for name in self.names])
         if not (np.isfinite(self.weights) & (self.weights > 0)).all():
             raise ValueError(f"data.sampler.weights={dict(weights)}: weights must be above 0")
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            **super().settings(),
+            "data.sampler.weights": dict(zip(self.names, self.weights.tolist(), strict=True)),
+            "data sources (digest)": _digest(self.source),
+        }
 
     def order(self, epoch: int) -> np.ndarray:
         random = np.random.default_rng([self.seed, epoch])
@@ -202,6 +221,7 @@ class CurriculumSampler(EpochSampler):
 
     def __init__(self, values: Sequence[Any], seed: int, column: str = "") -> None:
         super().__init__(len(values), seed)
+        self.column = column
         try:
             self.values = np.array(values, dtype=np.float64)
         except (TypeError, ValueError) as error:
@@ -210,9 +230,20 @@ class CurriculumSampler(EpochSampler):
         if len(bad):
             raise ValueError(f"data.sampler.column={column}: row {bad[0]} has no number there")
 
+    def settings(self) -> dict[str, Any]:
+        return {
+            **super().settings(),
+            "data.sampler.column": self.column,
+            "values of the column (digest)": _digest(self.values),
+        }
+
     def order(self, epoch: int) -> np.ndarray:
         rows = np.random.default_rng([self.seed, epoch]).permutation(self.rows)
         return rows[np.argsort(self.values[rows], kind="stable")]
+
+
+def _digest(values: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()[:12]
 
 
 def make_sampler(dataset: Any, config: DataConfig, seed: int, batch_size: int) -> Sampler[int]:

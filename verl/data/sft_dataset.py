@@ -9,8 +9,8 @@ from torch.utils.data import Dataset
 
 from verl.config import SFTDataConfig
 from verl.data.columns import DataFiles, RowTooLongError, open_with_columns, short_enough
-from verl.data.conversations import ConversationEncoder, Encoded
-from verl.data.prompts import PromptEncoder, located, pad_token_id
+from verl.data.conversations import Encoded, conversation_encoder
+from verl.data.prompts import located, pad_token_id
 from verl.data.rl_dataset import rows_used
 from verl.data.stacking import pad
 
@@ -30,11 +30,11 @@ class SFTDataset(Dataset[Encoded]):
         self, files: DataFiles, tokenizer: "PreTrainedTokenizerBase", config: SFTDataConfig, *, max_samples: int = -1
     ) -> None:
         self._config = config
-        self._encoder = ConversationEncoder(
-            PromptEncoder(tokenizer, config.chat_template, dict(config.apply_chat_template_kwargs))
-        )
+        self._encoder = conversation_encoder(tokenizer, config)
         self.pad_id = pad_token_id(tokenizer)
-        self._rows = open_with_columns(files, [[config.messages_key], [config.prompt_key, config.response_key]])
+        chats = {config.messages_key: "data.messages_key"}
+        plain = {config.prompt_key: "data.prompt_key", config.response_key: "data.response_key"}
+        self._rows = open_with_columns(files, [chats, plain])
         # The first row shows what is wrong with all of them, such as a missing chat template.
         with located(self._rows.place(0)):
             self._encode(self._rows[0])

@@ -7,6 +7,7 @@ import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 _URL = re.compile(r"[a-z][a-z0-9+.\-]*://|[a-z0-9+]+::")
 _GLOB = re.compile(r"[*?\[]")
@@ -26,8 +27,8 @@ def cache_folder() -> Path:
 def local_files(files: Files | None) -> list[str | Path]:
     """Each file by its place on this machine, in the order given; those of a glob by name.
 
-    `s3://...`, `hf://...`, `https://...` and whatever else fsspec knows is downloaded once into the cache folder. Names
-    of generated data stay as they are.
+    `s3://...`, `hf://...`, `https://...` and whatever else fsspec knows is downloaded into the cache folder, and again
+    when it has changed. Names of generated data stay as they are.
 
     Raises:
         ValueError: nothing is given; a URL's file system is not known, not installed or refuses.
@@ -73,16 +74,20 @@ def _download(url: str) -> list[Path]:
         raise ValueError(f"{url} cannot be read: {error}") from error
 
 
-def _fetch(system: object, path: str, url: str) -> Path:
-    """The local copy of a remote file; a new one when the remote file has changed."""
-    key = hashlib.sha256(f"{url} {path} {system.ukey(path)}".encode()).hexdigest()[:24]  # type: ignore[attr-defined]
+def _fetch(system: Any, path: str, url: str) -> Path:
+    """The local copy of a remote file; a new one when the remote file has changed, or nothing tells whether it has."""
+    info = system.info(path)
+    told = [info[name] for name in ("ETag", "Last-Modified", "size") if info.get(name) is not None]
+    # The `ukey` of most file systems changes with the file, but that of HTTP is the URL.
+    cached = bool(told) or "http" not in system.protocol
+    key = hashlib.sha256(f"{url} {path} {system.ukey(path)} {told}".encode()).hexdigest()[:24]
     target = cache_folder() / key / Path(path).name
-    if not target.exists():
+    if not (cached and target.exists()):
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=target.parent, suffix=".part")
         os.close(handle)
         try:
-            system.get_file(path, name)  # type: ignore[attr-defined]
+            system.get_file(path, name)
             os.replace(name, target)
         finally:
             Path(name).unlink(missing_ok=True)
