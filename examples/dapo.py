@@ -1,6 +1,6 @@
 """DAPO: GRPO with four changes, each a key of its own. On a CPU.
 
-    python examples/dapo.py [key=value ...]
+    python examples/dapo.py [key=value ...] [--config file.yaml] [--dry-run]
 
 What it leaves out is as easy to try:
 
@@ -10,6 +10,7 @@ What it leaves out is as easy to try:
 """
 
 import sys
+from collections.abc import Sequence
 
 from grpo import main as train
 
@@ -39,8 +40,8 @@ DEFAULTS = [
 ]
 
 
-def main(overrides: list[str]) -> dict[str, float]:
-    return train([*DEFAULTS, *overrides])
+def main(argv: Sequence[str]) -> dict[str, float]:
+    return train(argv, DEFAULTS, __doc__)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Direct preference optimisation: a pretrained language model learns from pairs of a right and a wrong sum, on a CPU.
 
-    python examples/dpo.py [key=value ...]
+    python examples/dpo.py [key=value ...] [--config file.yaml] [--dry-run]
 
 Other losses of pairs, and a reference that is asked only once:
 
@@ -12,10 +12,11 @@ Other losses of pairs, and a reference that is asked only once:
 
 import sys
 
-from offline import with_defaults
+from offline import example
 
+from verl.config import PreferenceConfig
 from verl.trainer.launch import exit_with
-from verl.trainer.main_preference import main as train
+from verl.trainer.preference import PreferenceTrainer
 
 DEFAULTS = [
     "algorithm.name=dpo",
@@ -25,10 +26,8 @@ DEFAULTS = [
     "actor_rollout_ref.actor.optim.lr=1e-5",
 ]
 
-
-def main(overrides: list[str]) -> dict[str, float]:
-    return train(with_defaults("dpo", "pairs", "actor_rollout_ref.model.path", DEFAULTS, overrides))
+main = example("dpo", __doc__, PreferenceConfig, PreferenceTrainer, "pairs", "actor_rollout_ref.model.path", DEFAULTS)
 
 
 if __name__ == "__main__":
-    exit_with(lambda: print(main(sys.argv[1:])))
+    exit_with(lambda: main(sys.argv[1:]))

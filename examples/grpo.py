@@ -1,6 +1,6 @@
 """GRPO: the answers to a sum are compared with each other, so that no critic is needed. On a CPU.
 
-    python examples/grpo.py [key=value ...]
+    python examples/grpo.py [key=value ...] [--config file.yaml] [--dry-run]
 
 Its kin, by their short names (docs/algorithms.md has all of them):
 
@@ -10,6 +10,7 @@ Its kin, by their short names (docs/algorithms.md has all of them):
 """
 
 import sys
+from collections.abc import Sequence
 
 from ppo_trainer import main as train
 
@@ -27,8 +28,8 @@ DEFAULTS = [
 ]
 
 
-def main(overrides: list[str]) -> dict[str, float]:
-    return train([*DEFAULTS, *overrides])
+def main(argv: Sequence[str], defaults: Sequence[str] = (), description: str | None = __doc__) -> dict[str, float]:
+    return train(argv, [*DEFAULTS, *defaults], description)
 
 
 if __name__ == "__main__":

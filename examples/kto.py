@@ -1,6 +1,6 @@
 """KTO: a pretrained language model learns from single answers that are marked as right or wrong, on a CPU.
 
-    python examples/kto.py [key=value ...]
+    python examples/kto.py [key=value ...] [--config file.yaml] [--dry-run]
 
 Where one kind of answer is rarer, its weight makes up for it:
 
@@ -9,10 +9,11 @@ Where one kind of answer is rarer, its weight makes up for it:
 
 import sys
 
-from offline import with_defaults
+from offline import example
 
+from verl.config import PreferenceConfig
 from verl.trainer.launch import exit_with
-from verl.trainer.main_preference import main as train
+from verl.trainer.preference import PreferenceTrainer
 
 DEFAULTS = [
     "algorithm.name=kto",
@@ -21,10 +22,8 @@ DEFAULTS = [
     "actor_rollout_ref.actor.optim.lr=1e-5",
 ]
 
-
-def main(overrides: list[str]) -> dict[str, float]:
-    return train(with_defaults("kto", "judged", "actor_rollout_ref.model.path", DEFAULTS, overrides))
+main = example("kto", __doc__, PreferenceConfig, PreferenceTrainer, "judged", "actor_rollout_ref.model.path", DEFAULTS)
 
 
 if __name__ == "__main__":
-    exit_with(lambda: print(main(sys.argv[1:])))
+    exit_with(lambda: main(sys.argv[1:]))

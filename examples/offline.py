@@ -1,9 +1,14 @@
 """What the examples without rollouts (sft.py, reward_model.py, dpo.py, kto.py) share."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from data.preferences import write_preferences
-from smollm2 import prepare_smollm2
+from inputs import Inputs
+
+from verl.trainer.launch import command_line
+from verl.trainer.offline import OfflineTrainer, checked, run
 
 COMMON = [
     "data.train_batch_size=32",
@@ -17,14 +22,31 @@ COMMON = [
 ]
 
 
-def with_defaults(name: str, kind: str, model_key: str, defaults: list[str], overrides: list[str]) -> list[str]:
-    """The overrides after the example's defaults, with its model and data prepared unless others are given."""
+def example(
+    name: str,
+    description: str | None,
+    config: type[Any],
+    trainer: type[OfflineTrainer[Any]],
+    kind: str,
+    model_key: str,
+    defaults: Sequence[str],
+) -> Callable[[Sequence[str]], dict[str, float]]:
+    """The `main` of an example: arguments of the command line -> final metrics.
+
+    `kind` is that of `write_preferences`.
+    """
     output = Path("outputs") / name
-    chosen = {override.split("=", 1)[0].lstrip("+") for override in overrides}
-    settings = [*COMMON, f"trainer.experiment_name={name}", f"trainer.default_local_dir={output}", *defaults]
-    if model_key not in chosen:
-        settings.append(f"{model_key}={prepare_smollm2(Path('outputs/smollm2'))}")
-    if not {"data.train_files", "data.val_files"} & chosen:
-        train, test = write_preferences(output / "data", kind)
-        settings += [f"data.train_files={train}", f"data.val_files={test}"]
-    return [*settings, *overrides]
+    files = (output / "data" / "train.jsonl", output / "data" / "test.jsonl")
+    inputs = Inputs(model_key, files, lambda folder: write_preferences(folder, kind))
+    own = [f"trainer.experiment_name={name}", f"trainer.default_local_dir={output}"]
+
+    def train(config: Any) -> dict[str, float]:
+        inputs.prepare(config)
+        final = run(trainer, config)
+        print(final)
+        return final
+
+    def main(argv: Sequence[str]) -> dict[str, float]:
+        return command_line(config, checked, train, description, argv, [*COMMON, *own, *inputs.defaults(), *defaults])
+
+    return main

@@ -1,6 +1,6 @@
 """The main job: a pretrained language model gets better at arithmetic through PPO, on a CPU.
 
-    python examples/ppo_trainer.py [key=value ...]
+    python examples/ppo_trainer.py [key=value ...] [--config file.yaml] [--dry-run]
 
 It prepares SmolLM2-135M-Instruct and a data set of sums, then runs the same `run()` as
 `python -m verl.trainer.main_ppo`: actor, critic and reference in Ray workers, a rule as reward. Every key can be
@@ -13,20 +13,22 @@ overridden, for example
 """
 
 import json
-import logging
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from data.arithmetic import write_arithmetic
-from smollm2 import prepare_smollm2
+from inputs import Inputs
 
 from verl.config import PPOConfig
-from verl.config.loader import load_config
 from verl.trainer.checks import checked
+from verl.trainer.launch import command_line, exit_with
 from verl.trainer.main_ppo import run
 
 OUTPUT = Path("outputs/ppo_arithmetic")
+SUMS = OUTPUT / "data"
+INPUTS = Inputs("actor_rollout_ref.model.path", (SUMS / "train.parquet", SUMS / "test.parquet"), write_arithmetic)
 
 DEFAULTS = [
     # 64 sums a step, each answered once; two digits and the newline are all an answer needs.
@@ -52,21 +54,14 @@ DEFAULTS = [
 ]
 
 
-def config_from(overrides: list[str]) -> PPOConfig:
-    """The example's config, resolved and checked, with its model and data prepared unless others are given."""
-    chosen = {override.split("=", 1)[0].lstrip("+") for override in overrides}
-    defaults = [*DEFAULTS, f"trainer.default_local_dir={OUTPUT}"]
-    if "actor_rollout_ref.model.path" not in chosen:
-        defaults.append(f"actor_rollout_ref.model.path={prepare_smollm2(OUTPUT / 'model')}")
-    if not {"data.train_files", "data.val_files"} & chosen:
-        train, test = write_arithmetic(OUTPUT / "data")
-        defaults += [f"data.train_files={train}", f"data.val_files={test}"]
-    return checked(load_config([*defaults, *overrides]))
+def main(argv: Sequence[str], defaults: Sequence[str] = (), description: str | None = __doc__) -> dict[str, float]:
+    """Run with the example's defaults, then `defaults`, then what the command line says."""
+    keys = [*DEFAULTS, f"trainer.default_local_dir={OUTPUT}", *INPUTS.defaults(), *defaults]
+    return command_line(PPOConfig, checked, train, description, argv, keys)
 
 
-def main(overrides: list[str]) -> dict[str, float]:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
-    config = config_from(overrides)
+def train(config: PPOConfig) -> dict[str, float]:
+    INPUTS.prepare(config)
     metrics_file = Path(config.trainer.default_local_dir) / "metrics.jsonl"
     if config.trainer.resume_mode == "disable" and metrics_file.exists():
         metrics_file.replace(metrics_file.with_name("metrics.previous.jsonl"))
@@ -108,7 +103,4 @@ def draw(path: Path, rewards: list[tuple[int, float]], accuracy: list[tuple[int,
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
+    exit_with(lambda: main(sys.argv[1:]))

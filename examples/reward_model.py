@@ -1,6 +1,6 @@
 """A reward model: a pretrained language model gets a head that scores right sums above wrong ones, on a CPU.
 
-    python examples/reward_model.py [key=value ...]
+    python examples/reward_model.py [key=value ...] [--config file.yaml] [--dry-run]
 
 The result is in outputs/reward_model/global_step_*/model/huggingface. A PPO run scores with it by
 
@@ -10,17 +10,16 @@ The result is in outputs/reward_model/global_step_*/model/huggingface. A PPO run
 
 import sys
 
-from offline import with_defaults
+from offline import example
 
+from verl.config import RewardModelTrainingConfig
 from verl.trainer.launch import exit_with
-from verl.trainer.main_reward_model import main as train
+from verl.trainer.reward_model import RewardModelTrainer
 
 DEFAULTS = ["data.max_prompt_length=8", "data.max_response_length=8", "optim.lr=5e-5"]
 
-
-def main(overrides: list[str]) -> dict[str, float]:
-    return train(with_defaults("reward_model", "pairs", "model.path", DEFAULTS, overrides))
+main = example("reward_model", __doc__, RewardModelTrainingConfig, RewardModelTrainer, "pairs", "model.path", DEFAULTS)
 
 
 if __name__ == "__main__":
-    exit_with(lambda: print(main(sys.argv[1:])))
+    exit_with(lambda: main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Supervised fine-tuning: a pretrained language model learns sums from right answers, on a CPU.
 
-    python examples/sft.py [key=value ...]
+    python examples/sft.py [key=value ...] [--config file.yaml] [--dry-run]
 
 The model, with its tokenizer, is then in outputs/sft/global_step_*/model/huggingface, ready for RL:
 
@@ -11,17 +11,16 @@ The model, with its tokenizer, is then in outputs/sft/global_step_*/model/huggin
 
 import sys
 
-from offline import with_defaults
+from offline import example
 
+from verl.config import SFTConfig
 from verl.trainer.launch import exit_with
-from verl.trainer.main_sft import main as train
+from verl.trainer.sft import SFTTrainer
 
 DEFAULTS = ["data.max_length=16", "optim.lr=1e-5", "model.use_remove_padding=true"]
 
-
-def main(overrides: list[str]) -> dict[str, float]:
-    return train(with_defaults("sft", "answers", "model.path", DEFAULTS, overrides))
+main = example("sft", __doc__, SFTConfig, SFTTrainer, "answers", "model.path", DEFAULTS)
 
 
 if __name__ == "__main__":
-    exit_with(lambda: print(main(sys.argv[1:])))
+    exit_with(lambda: main(sys.argv[1:]))

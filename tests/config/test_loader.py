@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl.config import ConfigError, PPOConfig
-from verl.config.loader import load_config, to_dict, to_yaml
+from verl.config.loader import load, load_config, to_dict, to_yaml
 
 
 def error_of(*overrides: str, config_file: str | None = None) -> str:
@@ -314,3 +314,21 @@ def test_to_dict_is_plain_and_separate() -> None:
     assert values["actor_rollout_ref"]["actor"]["optim"]["lr"] == 1e-6
     values["trainer"]["logger"].append("x")
     assert config.trainer.logger == ["console", "file"]
+
+
+def test_defaults_give_way_to_the_file_and_to_the_command_line(write) -> None:
+    defaults = ["trainer.seed=1", "trainer.nnodes=2", "trainer.project_name=a"]
+    config = load(PPOConfig, ["trainer.project_name=c"], write("trainer: {nnodes: 3, project_name: b}"), None, defaults)
+    assert (config.trainer.seed, config.trainer.nnodes, config.trainer.project_name) == (1, 3, "c")
+    with pytest.raises(ConfigError, match=r"unknown key trainer.sed \(defaults\): did you mean trainer.seed\?"):
+        load(PPOConfig, defaults=["trainer.sed=1"])
+
+
+def test_text_in_a_file_stays_as_it_is_written(write) -> None:
+    """YAML reads these as 0.52, 24, 2024 and true."""
+    text = (
+        "algorithm.rollout_correction.rollout_rs_threshold: 0.5_2\ntrainer: {experiment_name: 2_024, project_name: yes}"
+    )
+    config = load_config([], write(text))
+    assert config.algorithm.rollout_correction.rollout_rs_threshold == "0.5_2"
+    assert (config.trainer.experiment_name, config.trainer.project_name) == ("2_024", "yes")

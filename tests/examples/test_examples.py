@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from verl.config.loader import load_config
 from verl.config.presets import PRESETS
@@ -83,3 +84,22 @@ def test_dapo_writes_out_what_its_name_sets() -> None:
 @pytest.mark.parametrize("name", OFFLINE + ONLINE)
 def test_it_is_short(name: str) -> None:
     assert len((EXAMPLES / f"{name}.py").read_text().splitlines()) < 60
+
+
+@pytest.mark.parametrize("name", OFFLINE + ONLINE)
+def test_a_file_wins_over_the_example_and_the_command_line_over_the_file(
+    main: Callable[..., Any], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text("data: {train_batch_size: 6}\ntrainer: {project_name: mine, seed: 5}\n")
+    assert main(name, "trainer.seed=7", "--config", "mine.yaml", "--dry-run", "data.train_batch_size=8") == {}
+    shown = OmegaConf.create(capsys.readouterr().out)
+    assert (shown.trainer.project_name, shown.trainer.seed, shown.data.train_batch_size) == ("mine", 7, 8)
+    assert not (tmp_path / "outputs").exists()  # nothing is prepared for a look
+
+
+def test_data_of_ones_own_to_train_on_need_data_of_ones_own_to_validate_on(
+    main: Callable[..., Any], tiny_model_dir: Path, sums_file: Path
+) -> None:
+    keys = [f"actor_rollout_ref.model.path={tiny_model_dir}", f"data.train_files={sums_file}"]
+    with pytest.raises(ValueError, match="and one of them is the example's own: set both"):
+        main("grpo", *keys)

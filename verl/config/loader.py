@@ -5,7 +5,7 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +40,7 @@ def load(
     overrides: Sequence[str] = (),
     config_file: str | None = None,
     settings: Mapping[str, Any] | None = None,
+    defaults: Sequence[str] = (),
 ) -> Root:
     """An instance of the dataclass `root`: its defaults, replaced by the file's values, replaced by `overrides`.
 
@@ -49,12 +50,15 @@ def load(
             quoted, `null`, `[a, b]` or `{a: 1}`, and go to the end of the string. The last of several wins.
         config_file: YAML with the same keys, nested or dotted; `${other.key}` is replaced by that key's value.
         settings: values by key, nested or dotted, as a Python program has them; they win over the file.
+        defaults: `key=value`, over which everything else wins.
 
     Raises:
         ConfigError: lists every unknown key (with the nearest known one), unsupported setting and wrong type, and
             where it was written; or says what is wrong with the file.
     """
     building = _Building(root)
+    for override in defaults:
+        building.apply_override(override, _DEFAULTS)
     if config_file is not None:
         for setting in _file_settings(config_file):
             building.apply(setting)
@@ -79,17 +83,25 @@ def to_yaml(config: Any) -> str:
 
 @dataclass(frozen=True)
 class _Origin:
-    """Where settings were written; `lines` has the line of each dotted key, if there are lines."""
+    """Where settings were written; `nodes` has the YAML of each dotted key and its value, if it was a file."""
 
     name: str
-    lines: Mapping[str, int]
+    nodes: Mapping[str, tuple[yaml.Node, yaml.Node]] = field(default_factory=dict)
 
     def of(self, written: str) -> str:
-        return f"{self.name}, line {self.lines[written]}" if written in self.lines else self.name
+        if written not in self.nodes:
+            return self.name
+        return f"{self.name}, line {self.nodes[written][0].start_mark.line + 1}"
+
+    def text(self, written: str) -> str | None:
+        """The scalar as it stands in the file: YAML reads 0.5_2 as the number 0.52, and yes as true."""
+        _, value = self.nodes.get(written, (None, None))
+        return value.value if isinstance(value, yaml.ScalarNode) else None
 
 
-_COMMAND_LINE = _Origin("command line", {})
-_PROGRAM = _Origin("settings", {})
+_COMMAND_LINE = _Origin("command line")
+_DEFAULTS = _Origin("defaults")
+_PROGRAM = _Origin("settings")
 
 
 @dataclass(frozen=True)
@@ -119,7 +131,7 @@ class _Building:
         self.ignored: dict[str, list[str]] = defaultdict(list)
         self.chosen: dict[str, Any] = {}
 
-    def apply_override(self, override: str) -> None:
+    def apply_override(self, override: str, origin: _Origin = _COMMAND_LINE) -> None:
         written, equals, text = override.partition("=")
         written = written.strip().removeprefix("++").removeprefix("+")
         if written.startswith("~"):
@@ -130,7 +142,7 @@ class _Building:
             name = newer_name(written)
             leaf = leaf_at(name, self.root)
             value = _parse(text, leaf) if leaf is not None and leaf.path == name else _yaml_value(text)
-            self.apply(_Setting(written, value, _COMMAND_LINE))
+            self.apply(_Setting(written, value, origin))
 
     def apply(self, setting: _Setting) -> None:
         name, value = newer_name(setting.written), setting.value
@@ -151,7 +163,11 @@ class _Building:
 
     def _assign(self, path: str, setting: _Setting, leaf: Leaf) -> None:
         inside = path != leaf.path
-        value = setting.value if inside else usual_value(leaf.kind, setting.value)
+        value = setting.value
+        if leaf.kind is str and isinstance(value, int | float):
+            written = setting.origin.text(setting.written)
+            value = value if written is None else written
+        value = value if inside else usual_value(leaf.kind, value)
         if path == DEVICE_MAP and isinstance(value, str):
             try:
                 value = read_device_map(value)
@@ -265,17 +281,17 @@ def _file_settings(config_file: str) -> list[_Setting]:
         raise ConfigError([f"config file {config_file}{where}: {error.problem}"]) from error
     if not isinstance(values, dict) or isinstance(node, yaml.ScalarNode):
         raise ConfigError([f"config file {config_file}: expected `key: value` at the top level"])
-    origin = _Origin(config_file, dict(_lines(node, "")))
+    origin = _Origin(config_file, dict(_nodes(node, "")))
     return [_Setting(str(name), value, origin) for name, value in values.items()]
 
 
-def _lines(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]:
-    """(dotted key, line) of every key below a YAML node."""
+def _nodes(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, tuple[yaml.Node, yaml.Node]]]:
+    """(dotted key, its YAML and its value's) of every key below a YAML node."""
     if isinstance(node, yaml.MappingNode):
         for name, item in node.value:
             path = f"{prefix}{name.value}"
-            yield path, name.start_mark.line + 1
-            yield from _lines(item, f"{path}.")
+            yield path, (name, item)
+            yield from _nodes(item, f"{path}.")
 
 
 def _suggestion(path: str, root: type) -> str:

@@ -246,8 +246,8 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         {"reward.sandbox_fusion.url": UNSET, "reward.sandbox_fusion.*": ANY},
     ),
     *_because(
-        "the reward model runs in the training engine, beside the other roles; "
-        "serving it by an inference engine or on a pool of its own is not part of this version",
+        "the reward model runs in the training engine, not in an inference engine; "
+        "trainer.device_map puts it on devices of its own (docs/placement.md)",
         {
             "reward.reward_model.rollout.*": ANY,
             "reward.reward_model.enable_resource_pool": OFF,
@@ -264,7 +264,11 @@ UNSUPPORTED: tuple[Unsupported, ...] = (
         "waits for processes have one limit, trainer.worker_timeout_s",
         {"actor_rollout_ref.nccl_timeout": ANY},
     ),
-    *_because("actor, rollout and reference share their processes", {"actor_rollout_ref.hybrid_engine": (True,)}),
+    *_because(
+        "actor, rollout and reference share their processes unless trainer.device_map puts them on different devices "
+        "(docs/placement.md)",
+        {"actor_rollout_ref.hybrid_engine": (True,)},
+    ),
     *_because(
         "all checkpoints are kept, whole, on the local disk",
         {

@@ -35,15 +35,19 @@ def command_line(
     run: Callable[[Config], dict[str, float]],
     description: str | None,
     argv: Sequence[str] | None,
+    defaults: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Parse `argv` (None: the process's own) into a config, check it, run it. Returns the final metrics."""
-    parser = argparse.ArgumentParser(description=description)
+    """Parse `argv` (None: the process's own) into a config, check it, run it. Returns the final metrics.
+
+    `defaults`, as `key=value`, give way to a file's keys and to those of the command line.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="see docs/config.md")
     parser.add_argument("--config", help="YAML file with the same keys; key=value overrides it")
     parser.add_argument("--dry-run", action="store_true", help="print the resolved config and stop")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
-    config = check(load(root, args.overrides, args.config))
+    config = check(load(root, args.overrides, args.config, defaults=defaults))
     if args.dry_run:
         print(to_yaml(config), end="")
         return {}
