@@ -1,4 +1,5 @@
 import json
+import sys
 from typing import Any
 
 import pytest
@@ -82,6 +83,19 @@ def test_numeric_match_needs_a_number(truth: Any) -> None:
         ("A B", "B", 1),
         ("the answer is a number", "A", 0),
         ("I think it is Bob", "B", 0),
+        ("It is B, I think.", "B", 1),
+        ("I’m sure that it is B", "B", 1),
+        ("B. I am sure", "B", 1),
+        ("C is right. A proof follows.", "C", 1),
+        ("C\nA proof follows, with B.", "C", 1),
+        ("**C**: A or B would be odd", "C", 1),
+        ("C) Unlike A and D it is even", "C", 1),
+        ("A. red\nB. green\nC. blue\nI take B", "B", 1),
+        ("A dog, I guess", "A", 0),
+        ("A is right", "A", 1),
+        ("It must be A", "A", 1),
+        ("Of H and I, I take I.", "I", 1),
+        ("H or I is it", "I", 1),
         ("<answer>B</answer>", 1, 1),
         ("no letter", "B", 0),
     ],
@@ -167,7 +181,7 @@ def test_the_data_source_chooses_the_rule(source: str, text: str, truth: Any, sc
 
 
 def test_symbolic_equality() -> None:
-    pytest.importorskip("math_verify", reason="math-verify is not installed (verl[math])")
+    pytest.importorskip("math_verify", reason="math-verify is not installed")
     for text, truth, score in [
         (r"so \boxed{\frac{2}{4}}", "0.5", 1),
         (r"it is $x^2+2x+1$", "(x+1)^2", 1),
@@ -178,6 +192,20 @@ def test_symbolic_equality() -> None:
         assert default_compute_score("math_verify", text, truth) == score, text
     with pytest.raises(ValueError, match="no expression in the ground truth"):
         default_compute_score("math_verify", "1", "")
+
+
+@pytest.mark.parametrize(
+    ("source", "package"),
+    [
+        ("json_schema", "jsonschema"),
+        ("math_verify", "math-verify"),
+        ("reasoning_gym/basic_arithmetic", "reasoning-gym"),
+    ],
+)
+def test_a_missing_package_is_named(source: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package.replace("-", "_"), None)
+    with pytest.raises(ImportError, match=rf"{source}.* needs the package {package} .*: pip install {package}$"):
+        default_compute_score(source, "{}", "{}", {"entry": {}})
 
 
 def test_rules_take_the_fields_signature() -> None:

@@ -1,7 +1,9 @@
 """Programs as answers, and what they must not be able to do."""
 
+import ctypes
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -55,6 +57,8 @@ def test_calls_of_a_function(source: str, inputs: list[Any], outputs: list[Any])
         (program("def add(a, b): return object()"), "TypeError"),
         (program("import os; os._exit(0)"), "no JSON"),
         (program("while True: pass"), "stopped after 0.5 s"),
+        (program("import os; os._exit(97)"), "wrong answer"),
+        (program("raise SystemExit(97)"), "wrong answer"),
     ],
 )
 def test_what_is_wrong_is_told(answer: str, error: str) -> None:
@@ -142,6 +146,113 @@ def test_no_limits_no_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     with pytest.raises(SandboxError, match="cannot be run with limits here, so none is run: .*Invalid argument"):
         run_program(f"open({str(marker)!r}, 'w')")
     assert not marker.exists()
+
+
+@pytest.mark.parametrize("code", [97, 1, 0])
+def test_a_program_cannot_claim_that_it_was_refused(code: int) -> None:
+    """Whatever it writes wherever it can, and however it ends: that is its own failure."""
+    source = (
+        "import os\n"
+        "for descriptor in range(3, 64):\n"
+        "    try:\n"
+        "        os.lseek(descriptor, 0, 0)\n"
+        '        os.write(descriptor, b\'{"refused": "x", "hidden": false}\')\n'
+        "    except OSError:\n"
+        "        pass\n"
+        f"os._exit({code})"
+    )
+    done = run_program(source)
+    assert (done.ok, done.stderr, done.timed_out) == (code == 0, "", False)
+
+
+LOOK = """
+import os, re
+
+def look():
+    parent, found = f"/proc/{os.getppid()}", []
+    try:
+        found += re.findall(rb"secret-[0-9a-f]{8}", open(f"{parent}/environ", "rb").read())
+    except OSError as error:
+        found.append(error.strerror)
+    try:
+        maps = [line.split()[:2] for line in open(f"{parent}/maps")]
+        with open(f"{parent}/mem", "rb", buffering=0) as memory:
+            for region, rights in maps:
+                start, end = (int(address, 16) for address in region.split("-"))
+                if rights.startswith("rw") and end - start < 1 << 26:
+                    memory.seek(start)
+                    found += re.findall(rb"secret-[0-9a-f]{8}", memory.read(end - start))
+    except OSError as error:
+        found.append(error.strerror)
+    return sorted({str(item) for item in found})
+"""
+
+SCORE = """
+import ctypes, json, os, sys
+from pathlib import Path
+from verl.rewards import sandbox, sandbox_child
+
+child, source, drop = sys.argv[1:]
+if drop == "True":
+    sandbox_child.drop_capabilities(ctypes.CDLL(None, use_errno=True))
+sandbox._CHILD = Path(child)
+expected = "secret-" + "".join(["4567", "cdef"])
+print(json.dumps(sandbox.run_program(source, function="look").value))
+"""
+
+# What a kernel without them is made of: a call and a flag that do not exist.
+WITHOUT = {
+    "landlock": ("_LANDLOCK_RESTRICT_SELF = 444, 446", "_LANDLOCK_RESTRICT_SELF = 9999, 446"),
+    "user namespaces": ("_CLONE_NEWUSER = 0x10000000", "_CLONE_NEWUSER = 0x1"),
+}
+
+
+def user_namespaces() -> bool:
+    probe = f"import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare({sandbox_child._CLONE_NEWUSER}) != 0)"
+    return subprocess.run([sys.executable, "-c", probe]).returncode == 0
+
+
+def landlock() -> bool:
+    version_only = 1
+    return ctypes.CDLL(None).syscall(sandbox_child._LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), version_only) > 0
+
+
+def looked(tmp_path: Path, drop: bool, without: list[str]) -> tuple[list[str], str]:
+    """What a program finds in its parent, and what the parent says on its standard error.
+
+    The parent has one secret in its environment and one in its memory; with `drop` it is a user without capabilities.
+    The child lacks the ways of hiding that `without` names."""
+    source = Path(sandbox_child.__file__).read_text()
+    for there, gone in map(WITHOUT.__getitem__, without):
+        assert source.count(there) == 1
+        source = source.replace(there, gone)
+    child = tmp_path / "child.py"
+    child.write_text(source)
+    environment = {"SECRET": "secret-0123abcd", "PYTHONPATH": os.pathsep.join(sys.path), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [sys.executable, "-c", SCORE, str(child), LOOK, str(drop)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.mark.parametrize("drop", [False, True], ids=["this user", "a user without capabilities"])
+@pytest.mark.parametrize("without", [[], ["landlock"]], ids=["every way", "without landlock"])
+def test_a_program_cannot_look_into_its_parent(tmp_path: Path, drop: bool, without: list[str]) -> None:
+    if not user_namespaces() and (without or not landlock()):
+        pytest.skip("this machine has no way left of hiding processes from a user without capabilities")
+    found, said = looked(tmp_path, drop, without)
+    assert (found, said) == (["Permission denied"], "")
+
+
+def test_what_a_program_can_look_into_is_warned_of(tmp_path: Path) -> None:
+    """A user without capabilities, Landlock and namespaces: the program finds both secrets, and that is said."""
+    found, said = looked(tmp_path, True, ["landlock", "user namespaces"])
+    assert found == ["b'secret-0123abcd'", "b'secret-4567cdef'"]
+    assert "can read the environment and the memory of this user's processes" in said
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])

@@ -26,6 +26,7 @@ class Server(ThreadingHTTPServer):
         self.times: list[float] = []
         self.keys: list[str | None] = []
         self.running = self.most_running = 0
+        self.byte_every_s = 0.0
         self.lock = threading.Lock()
         self.reply: Callable[[str, int], tuple[int, Any, dict[str, str]]] = lambda question, number: (200, "1", {})
 
@@ -56,7 +57,9 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        for at in range(0, len(data), 1 if server.byte_every_s else len(data)):
+            self.wfile.write(data[at : at + 1] if server.byte_every_s else data)
+            time.sleep(server.byte_every_s)
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -74,17 +77,21 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def judged(server: Server, tiny_tokenizer: Any) -> Callable[..., Any]:
-    """`judged("key=value", ...)` -> a manager with the judge alone, at a high rate."""
+def judged(server: Server, tiny_tokenizer: Any) -> Iterator[Callable[..., Any]]:
+    """`judged("key=value", ...)` -> a manager with the judge alone, at a high rate; a row has 1 s."""
 
     def build(*overrides: str) -> Any:
         settings = ["base_url=" + server.url, "model=m", "rate=1000", "retries=2", *overrides]
         config = load_config([f"reward.judge.{setting}" for setting in settings]).reward
         config.functions = {"none": {"path": __file__, "name": "nothing", "weight": 0}}
-        config.num_workers = 0
-        return load_reward_manager(config, tiny_tokenizer)
+        config.num_workers, config.timeout_s = 0, 1.0
+        managers.append(load_reward_manager(config, tiny_tokenizer))
+        return managers[-1]
 
-    return build
+    managers: list[Any] = []
+    yield build
+    for manager in managers:
+        manager.close()
 
 
 def nothing(data_source: Any, solution_str: Any, ground_truth: Any, extra_info: Any) -> float:
@@ -161,6 +168,75 @@ def test_rate_and_concurrency_are_kept(server: Server, judged: Any, responses_ba
     judged("rate=20", "concurrency=3")(responses_batch([str(number) for number in range(12)]))
     assert server.most_running <= 3
     assert max(server.times) - min(server.times) >= 11 / 20 - 0.1
+
+
+def test_rows_that_wait_for_their_turn_are_not_timed_out(server: Server, judged: Any, responses_batch: Batches) -> None:
+    """60 rows at 20 a second take 3 s, where the limit of a row is 1 s; one is asked again after 1.5 s."""
+    server.reply = lambda question, number: (503, "busy", {"Retry-After": "1.5"}) if number == 3 else (200, "1", {})
+    result = judged("rate=20")(responses_batch([str(number) for number in range(60)]))
+    assert result.token_level_scores.sum() == 60
+    assert len(server.requests) == 61
+
+
+def test_as_many_are_asked_at_once_as_concurrency_says(server: Server, judged: Any, responses_batch: Batches) -> None:
+    """More than the 32 threads that asyncio's own pool has at most: each is answered when all 40 have asked."""
+    together = threading.Barrier(40, timeout=20)
+
+    def reply(question: str, number: int) -> tuple[int, str, dict[str, str]]:
+        together.wait()
+        return 200, "1", {}
+
+    server.reply = reply
+    manager = judged("concurrency=40", "retries=0")
+    assert manager(responses_batch([str(number) for number in range(40)])).token_level_scores.sum() == 40
+    assert server.most_running == 40
+    manager.close()
+    assert manager(responses_batch(["0"])).token_level_scores.sum() == 1  # a reply that it remembers
+
+
+def test_a_reply_that_never_ends_is_a_failed_request(server: Server, judged: Any, responses_batch: Batches) -> None:
+    """A byte every 0.2 s, some 10 s in all: each read is in time."""
+    server.byte_every_s = 0.2
+    with pytest.raises(ValueError, match="JudgeError: the judge gave no reply in 1 tries: TimeoutError"):
+        judged("timeout_s=0.5", "retries=0")(responses_batch(["a"]))
+
+
+def test_the_first_row_that_fails_ends_the_asking(server: Server, judged: Any, responses_batch: Batches) -> None:
+    """1000 rows at 5 a second: nobody waits 200 s for an error that is known."""
+    server.reply = lambda question, number: (401, "bad key", {})
+    with pytest.raises(ValueError, match="refused the request with 401: .*bad key"):
+        judged("rate=5")(responses_batch([str(number) for number in range(1000)]))
+    assert len(server.requests) < 50
+
+
+def test_a_row_that_fails_elsewhere_ends_the_asking(
+    server: Server, tiny_tokenizer: Any, responses_batch: Batches
+) -> None:
+    config = load_config([f"reward.judge.base_url={server.url}", "reward.judge.model=m", "reward.judge.rate=5"]).reward
+    config.functions = {"fails": {"path": __file__, "name": "fails"}}
+    manager = load_reward_manager(config, tiny_tokenizer)
+    with pytest.raises(ValueError, match="fails: the scoring function raised KeyError: 'answer'"):
+        manager(responses_batch([str(number) for number in range(1000)]))
+    manager.close()
+    assert len(server.requests) < 500
+
+
+def fails(data_source: Any, solution_str: Any, ground_truth: Any, extra_info: Any) -> float:
+    raise KeyError("answer")
+
+
+def test_the_cache_is_opened_before_anything_is_asked(
+    server: Server, judged: Any, responses_batch: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is made, `~` is the user's; what cannot be a file is said at the start, with the key."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    judged("cache=~/new/folder/replies.jsonl")(responses_batch(["a"]))
+    assert len((tmp_path / "new/folder/replies.jsonl").read_text().splitlines()) == 1
+    (tmp_path / "latin").write_bytes(b"\xff")
+    for cache, reason in [("new/folder", "Is a directory"), ("latin", "can't decode"), ("latin/x", "File exists")]:
+        with pytest.raises(ValueError, match=f"reward.judge.cache=.*{cache} cannot be read and written .*{reason}"):
+            judged(f"cache={tmp_path / cache}")
+    assert len(server.requests) == 1
 
 
 def test_a_server_that_is_not_there(tiny_tokenizer: Any, responses_batch: Batches, judged: Any, server: Server) -> None:

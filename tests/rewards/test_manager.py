@@ -8,7 +8,7 @@ import torch
 from verl.config import CustomRewardFunctionConfig, RewardConfig, RewardManagerConfig
 from verl.config.reward import OverlongBufferConfig, RewardKwargsConfig
 from verl.protocol import DataProto
-from verl.rewards import RewardManager, load_compute_score, load_reward_manager
+from verl.rewards import Limits, RewardManager, default_compute_score, load_compute_score, load_reward_manager
 
 
 def make_batch(tokenizer: Any, responses: list[str], width: int = 8, **columns: list[Any]) -> DataProto:
@@ -150,6 +150,42 @@ def test_a_row_without_ground_truth_is_named(tiny_tokenizer: Any, wrong: Any, me
     batch = make_batch(tiny_tokenizer, ["2", "2"], reward_model=[{"ground_truth": "2"}, wrong])
     with pytest.raises(ValueError, match=f"{message}"):
         RewardManager(tiny_tokenizer)(batch)
+
+
+ROW = {"data_source": "arithmetic", "reward_model": {"ground_truth": "2"}, "prompt": "1+1="}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data_source": "my/data"}, "there is no built-in rule for data_source 'my/data', only for"),
+        ({"reward_model": {"answer": "2"}}, r"reward_model must be a dict .* a dict with \['answer'\]"),
+        ({"reward_model": None}, "reward_model must be a dict with `ground_truth`, but is None"),
+    ],
+)
+def test_a_row_that_cannot_be_scored_is_named_before_anything_is_generated(
+    tiny_tokenizer: Any, change: dict[str, Any], message: str
+) -> None:
+    row, place = {**ROW, **change}, "train.jsonl, line 1"
+    several = {"rule": default_compute_score, "own": lambda batch: None}
+    for functions in (default_compute_score, several):
+        with pytest.raises(ValueError, match=f"^{place}: {message}"):
+            RewardManager(tiny_tokenizer, functions).check_row(row, place)
+    for on_invalid in ("default", "exclude"):
+        RewardManager(tiny_tokenizer, limits=Limits(on_invalid=on_invalid)).check_row(row, place)
+    for fn in (lambda prompts, responses: [], lambda batch: None):
+        RewardManager(tiny_tokenizer, fn).check_row(row, place)
+
+
+def test_a_row_that_can_be_scored_is_let_through(tiny_tokenizer: Any) -> None:
+    for source in ("arithmetic", "aime25", "reasoning_gym/countdown"):
+        RewardManager(tiny_tokenizer).check_row({**ROW, "data_source": source}, "row 0")
+    own = RewardManager(tiny_tokenizer, lambda **_: 1.0)
+    own.check_row({**ROW, "data_source": "my/data"}, "row 0")
+    with pytest.raises(ValueError, match="row 0: reward_model must be a dict with `ground_truth`, but is 'x'"):
+        own.check_row({**ROW, "reward_model": "x"}, "row 0")
+    with pytest.raises(ValueError, match="row 0 has no column 'reward_model', which rewards need, only data_source"):
+        own.check_row({"data_source": "my/data"}, "row 0")
 
 
 def test_missing_columns_and_empty_responses(tiny_tokenizer: Any) -> None:

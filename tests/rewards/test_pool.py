@@ -207,6 +207,48 @@ def test_what_cannot_travel_is_said_at_the_start(manager: Any) -> None:
         manager(lambda solution_str, **_: float(lock.locked()))
 
 
+class EndsItsProcess:
+    """A function that ends each process that loads it, as long as `file` is there."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __call__(self, data_source: Any, solution_str: Any, ground_truth: Any, extra_info: Any) -> float:
+        return 1.0
+
+    def __reduce__(self) -> Any:
+        source = f"import os; os.path.exists({str(self.file)!r}) and os._exit(3)"
+        return eval, (f"[exec({source!r}), lambda **_: 1.0][1]",)
+
+
+def test_a_process_that_ends_while_it_loads_is_told_and_replaced(
+    manager: Any, responses_batch: Batches, tmp_path: Path
+) -> None:
+    """Both processes end; the next run starts two new ones."""
+    file = tmp_path / "there"
+    file.touch()
+    scoring = manager(EndsItsProcess(file))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="cannot load the reward functions: ended while it started"):
+            scoring(responses_batch(WORDS))
+        assert process_ids(scoring) == []
+    file.unlink()
+    assert row_scores(scoring(responses_batch(WORDS))) == [1, 1, 1]
+
+
+def test_a_process_that_ends_before_it_reads_is_told_and_replaced(
+    manager: Any, responses_batch: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function, of 16 MB, is sent to a process that is gone: the connection is reset."""
+    table = os.urandom(1 << 24)
+    scoring = manager(lambda **_: float(len(table) == 1 << 24))
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/bin/false")
+        with pytest.raises(RuntimeError, match="cannot load the reward functions: ended while it started"):
+            scoring(responses_batch(WORDS))
+    assert row_scores(scoring(responses_batch(WORDS))) == [1, 1, 1]
+
+
 def test_a_batch_function_that_hangs_fails_all_rows(manager: Any, responses_batch: Batches) -> None:
     def score(prompts: list[str], responses: list[str]) -> list[float]:
         time.sleep(60)

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from verl.rewards import arithmetic, default_compute_score, gsm8k, math_boxed
+from verl.rewards import arithmetic, default_compute_score, gsm8k, math_boxed, math_dapo
 from verl.rewards.default import SCORERS
 
 
@@ -91,10 +91,47 @@ def test_math_boxed(response: str, truth: str, score: float) -> None:
     assert math_boxed.compute_score(response, truth) == score
 
 
+@pytest.mark.parametrize(
+    ("response", "truth", "score"),
+    [
+        ("so it is 34.\n\nAnswer: 34", "34", 1),
+        ("Answer: $34$.", "34", 1),
+        ("**Answer:** 34", "34", 1),
+        ("**Answer**: **34**.\n", "34", 1),
+        ("**Final answer: 34**", "34", 1),
+        ("ANSWER :\n\n34", "34", 1),
+        (r"Answer: \(\frac{1}{2}\)", "0.5", 1),
+        (r"Answer: $\boxed{34}$", "34", 1),
+        ("Answer: $x = 7$", "7", 1),
+        ("Answer: 1,000", "1000", 1),
+        ("Answer: -.5", "-0.5", 1),
+        ("Answer: 3\nno, Answer: 34", "34", 1),
+        ("Answer: 34\nno, Answer: 3", "34", 0),
+        ("Answer: 34 or 35", "34", 0),
+        ("Answer: 34\nThat was easy.\nAnswer:", "34", 1),
+        (r"so \boxed{34}", "34", 1),
+        ("so \\boxed{34}\nAnswer: 35", "34", 0),
+        ("it is 34", "34", 0),
+        ("Answer:", "34", 0),
+        ("", "34", 0),
+    ],
+)
+def test_math_dapo(response: str, truth: str, score: float) -> None:
+    assert math_dapo.compute_score(response, truth) == score
+
+
+@pytest.mark.parametrize("source", ["math_dapo", "aime", "aime24", "HuggingFaceH4/aime_2024", "math-ai/AIME_2025"])
+def test_what_asks_for_a_last_line_is_scored_by_it(source: str) -> None:
+    assert default_compute_score(source, "so it is 34.\nAnswer: $34$", "34") == 1
+    assert default_compute_score(source, r"so it is \boxed{34}", "34") == 1
+    assert default_compute_score(source, "Answer: 35", "34") == 0
+
+
 def test_a_response_of_nothing_but_boxes_takes_no_time() -> None:
     start = time.perf_counter()
     assert math_boxed.compute_score(r"\boxed{" * 20_000, "1") == 0
     assert gsm8k.compute_score("#### " * 20_000 + "," * 50_000, "1", method="flexible") == 0
+    assert math_dapo.compute_score("answer" + " *" * 50_000 + "Answer:" * 20_000 + " " * 50_000, "1") == 0
     assert time.perf_counter() - start < 2
 
 

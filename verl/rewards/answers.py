@@ -6,17 +6,26 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from verl.rewards.optional import optional_package
+
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _FENCED = re.compile(r"```[ \t]*([\w+#.-]*)[ \t]*\r?\n(.*?)```", re.DOTALL)
 _NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|(?<![\w.])[-+]?\.[0-9]+"
 )
-# In this order: what is said to be the answer, what is boxed, a letter in parentheses, a letter alone.
+# In this order: what is said to be the answer, what is boxed, a letter in parentheses. Words around it in any case, the
+# letter itself as a capital: "answer is a number" names no option.
 _CHOICE = (
-    r"(?:answer|option|choice)\s*(?:is|:|=)?\s*[:\s]*[\(\[\*\"'`]*{}(?![\w'])",
+    r"(?i:answer|option|choice)\s*(?:is|:|=)?\s*[:\s]*[\(\[\*\"'`]*{}(?![\w'])",
     r"\\boxed\{{\s*(?:\\text\{{)?\s*\(?{}\)?\s*\}}",
     r"[\(\[]{}[\)\]]",
-    r"(?<![\w']){}(?![\w'])",
+)
+# Then one that begins a line: "C", "(C)", "C.", "C)", "C:", also in bold type.
+_BEGINS_LINE = r"^[ \t>*_-]*\(?{}[*_]*(?:[.):](?!\w)|[ \t]*$)"
+# Last one that stands alone, but for the pronoun I and the article A: both stand before a lower-case word.
+_ALONE = (
+    r"(?<![\w'’]){}(?![\w'’])(?!(?<=I)\s+(?!is\b)[a-z])"
+    r"(?!(?<=A)\s+(?!(?:and|as|because|has|is|or|seems|since|was)\b)[a-z])"
 )
 
 
@@ -54,8 +63,9 @@ def numeric_match(solution_str: str, ground_truth: Any, rel_tol: float = 1e-6, a
 def multiple_choice(solution_str: str, ground_truth: Any, letters: str = "ABCDEFGHIJ") -> float:
     """1 if the letter that the response settles on is the ground truth ("B", or 1 for the second); else 0.
 
-    The last letter that is named as the answer counts, else the last boxed one, the last in parentheses, or the last
-    that stands alone as a capital. Raises ValueError for a ground truth that is no such letter.
+    The last letter that is named as the answer counts, else the last boxed one, the last in parentheses, the only one
+    that begins a line ("C.", "C:"), or the last that stands alone as a capital and is no word ("I think", "A proof").
+    Raises ValueError for a ground truth that is no such letter.
     """
     truth = letters[ground_truth] if isinstance(ground_truth, int) else str(ground_truth).strip().strip("()").upper()
     if len(truth) != 1 or truth not in letters:
@@ -63,14 +73,16 @@ def multiple_choice(solution_str: str, ground_truth: Any, letters: str = "ABCDEF
     answer = final_answer(solution_str)
     if len(answer.strip("().*: ")) == 1:
         return float(answer.strip("().*: ").upper() == truth)
+    letter = f"([{letters}])"
     for pattern in _CHOICE:
-        # Words around it in any case, the letter itself as a capital: "answer is a number" names no option.
-        found = re.findall(
-            pattern.replace("answer|option|choice", "(?i:answer|option|choice)").format(f"([{letters}])"), answer
-        )
+        found = re.findall(pattern.format(letter), answer)
         if found:
             return float(found[-1] == truth)
-    return 0.0
+    begins = set(re.findall(_BEGINS_LINE.format(letter), answer, re.MULTILINE))
+    if len(begins) == 1:  # more are the options, written once more
+        return float(truth in begins)
+    alone = re.findall(_ALONE.format(letter), answer)
+    return float(bool(alone) and alone[-1] == truth)
 
 
 def json_valid(solution_str: str, ground_truth: Any) -> float:
@@ -79,8 +91,7 @@ def json_valid(solution_str: str, ground_truth: Any) -> float:
     The JSON is the last fenced block, the final answer, or the whole response. Raises ValueError for a ground truth
     that is no schema, ImportError without the package jsonschema.
     """
-    import jsonschema
-
+    jsonschema = optional_package("jsonschema", "the rule of JSON answers (data_source json_schema)")
     schema = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
     try:
         validator = jsonschema.validators.validator_for(schema)

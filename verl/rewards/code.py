@@ -30,9 +30,9 @@ def compute_score(
         {"fn_name": "add", "inputs": [[1, 2], ...], "outputs": [3, ...]}
             a call each; an input may also be text with one JSON argument a line, an output JSON text
 
-    Each test runs anew with `timeout_s` and `memory_mb`, and knows no expected output; without `partial` the first
-    that fails is the last. The dict also has `passed` and `tests`, and `error`, the end of what the first failing test
-    wrote to its standard error.
+    Each test runs anew with `timeout_s` and `memory_mb`, and is given no expected output; what it could find by itself
+    says `verl.rewards.sandbox_child`. Without `partial` the first that fails is the last. The dict also has `passed`
+    and `tests`, and `error`, the end of what the first failing test wrote to its standard error.
 
     Raises ValueError for a ground truth of another form, SandboxError when programs cannot be limited here.
     """

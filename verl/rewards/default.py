@@ -1,9 +1,8 @@
 """Which rule scores which data set."""
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
-from verl.rewards import answers, arithmetic, code, gsm8k, math_boxed, reasoning_gym, symbolic
+from verl.rewards import reasoning_gym, rules
 
 Score = float | dict[str, Any]
 """A score, or a dict with `score` and whatever else shall be logged of the row."""
@@ -15,47 +14,56 @@ class ComputeScore(Protocol):
     def __call__(self, data_source: str, solution_str: str, ground_truth: Any, extra_info: Any) -> Score: ...
 
 
-Scorer = Callable[[str, Any], Score]
-"""`fn(solution_str, ground_truth)`."""
-
-SCORERS: dict[str, Scorer] = {
-    "arithmetic": arithmetic.compute_score,
+SCORERS: dict[str, ComputeScore] = {
+    "arithmetic": rules.sum_of_numbers,
     # numbers after ####
-    "gsm8k": gsm8k.compute_score,
-    "openai/gsm8k": gsm8k.compute_score,
+    "gsm8k": rules.gsm8k_number,
+    "openai/gsm8k": rules.gsm8k_number,
     # answers in a box
-    "math": math_boxed.compute_score,
-    "lighteval/MATH": math_boxed.compute_score,
-    "DigitalLearningGmbH/MATH-lighteval": math_boxed.compute_score,
-    "HuggingFaceH4/MATH-500": math_boxed.compute_score,
-    "math_dapo": math_boxed.compute_score,
-    "aime": math_boxed.compute_score,
+    "math": rules.boxed,
+    "lighteval/MATH": rules.boxed,
+    "DigitalLearningGmbH/MATH-lighteval": rules.boxed,
+    "HuggingFaceH4/MATH-500": rules.boxed,
+    # answers on a last line "Answer: ...", as the prompts ask
+    "math_dapo": rules.answer_line,
+    "aime": rules.answer_line,
     # symbolic equality
-    "math_verify": symbolic.compute_score,
+    "math_verify": rules.math_verify,
     # plain answers
-    "exact_match": answers.exact_match,
-    "numeric": answers.numeric_match,
-    "multiple_choice": answers.multiple_choice,
-    "json_schema": answers.json_valid,
-    "cais/mmlu": answers.multiple_choice,
-    "TIGER-Lab/MMLU-Pro": answers.multiple_choice,
-    "allenai/ai2_arc": answers.multiple_choice,
+    "exact_match": rules.exact,
+    "numeric": rules.number,
+    "multiple_choice": rules.letter,
+    "json_schema": rules.json_schema,
+    "cais/mmlu": rules.letter,
+    "TIGER-Lab/MMLU-Pro": rules.letter,
+    "allenai/ai2_arc": rules.letter,
     # programs
-    "code": code.compute_score,
-    "codecontests": code.compute_score,
-    "apps": code.compute_score,
-    "codeforces": code.compute_score,
-    "taco": code.compute_score,
+    "code": rules.code_tests,
+    "codecontests": rules.code_tests,
+    "apps": rules.code_tests,
+    "codeforces": rules.code_tests,
+    "taco": rules.code_tests,
 }
 
 
 def default_compute_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None) -> Score:
     """Score by the rule of `data_source`. ValueError for a source without one."""
-    if str(data_source).startswith(reasoning_gym.SOURCE):
-        return reasoning_gym.compute_score(data_source, solution_str, ground_truth, extra_info)
-    if data_source not in SCORERS:
-        raise ValueError(
-            f"there is no built-in rule for data_source {data_source!r}, only for {', '.join(SCORERS)}: write a "
-            "function of your own and set reward.custom_reward_function.path and .name"
-        )
-    return SCORERS[data_source](solution_str, ground_truth)
+    return scorer_for(data_source)(
+        data_source=data_source, solution_str=solution_str, ground_truth=ground_truth, extra_info=extra_info
+    )
+
+
+def scorer_for(data_source: str) -> ComputeScore:
+    """The rule of `data_source`: by its name, or for reasoning_gym's and AIME's (`aime24`, `math-ai/AIME_2025`) by how
+    it begins. ValueError for a source without one."""
+    source = str(data_source)
+    if source in SCORERS:
+        return SCORERS[source]
+    if source.startswith(reasoning_gym.SOURCE):
+        return reasoning_gym.compute_score
+    if source.rpartition("/")[2].lower().startswith("aime"):
+        return SCORERS["aime"]
+    raise ValueError(
+        f"there is no built-in rule for data_source {data_source!r}, only for {', '.join(SCORERS)}: write a "
+        "function of your own and set reward.custom_reward_function.path and .name"
+    )

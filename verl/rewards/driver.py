@@ -2,29 +2,54 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from verl.rewards.calls import Call, Outcome, call_now, call_together
 from verl.rewards.functions import RewardFunction
 
+_LOOK_S = 0.5
 
-def run_in_driver(functions: Sequence[RewardFunction], calls: list[Call]) -> list[Outcome]:
-    """Call one after the other; async functions of rows all at once, functions of a batch with a deadline."""
+
+def run_in_driver(
+    functions: Sequence[RewardFunction], calls: list[Call], stop: Event, stop_at_failure: bool = False
+) -> list[Outcome | None]:
+    """Call one after the other; async functions of rows all at once, functions of a batch with a deadline.
+
+    None stands for calls given up since `stop` was set, which with `stop_at_failure` a failure here does as well.
+    """
     outcomes: list[Outcome | None] = [None] * len(calls)
+
+    def done(place: int, outcome: Outcome) -> None:
+        outcomes[place] = outcome
+        if stop_at_failure and outcome.failure is not None:
+            stop.set()
+
     for number, function in enumerate(functions):
         mine = [place for place, call in enumerate(calls) if call.function == number]
         if mine and function.is_async and function.kind == "row":
 
-            def done(position: int, outcome: Outcome, mine: list[int] = mine) -> None:
-                outcomes[mine[position]] = outcome
+            def ended(position: int, outcome: Outcome, mine: list[int] = mine) -> None:
+                done(mine[position], outcome)
 
-            asyncio.run(call_together(function.fn, [calls[place] for place in mine], done))
+            asyncio.run(_call_together(function.fn, [calls[place] for place in mine], ended, stop))
             continue
         for place in mine:
-            run = call_now if function.kind == "row" else _call_within
-            outcomes[place] = run(function.fn, calls[place])
-    return [outcome for outcome in outcomes if outcome is not None]
+            if not stop.is_set():
+                run = call_now if function.kind == "row" else _call_within
+                done(place, run(function.fn, calls[place]))
+    return outcomes
+
+
+async def _call_together(
+    fn: Callable[..., Any], calls: Sequence[Call], done: Callable[[int, Outcome], None], stop: Event
+) -> None:
+    work = asyncio.ensure_future(call_together(fn, calls, done))
+    while not work.done() and not stop.is_set():
+        await asyncio.wait([work], timeout=_LOOK_S)
+    if work.done():
+        work.result()
+    # Else the end of asyncio.run cancels it.
 
 
 def _call_within(fn: Callable[..., Any], call: Call) -> Outcome:

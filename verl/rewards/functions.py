@@ -23,7 +23,8 @@ class RewardFunction:
         fn: sync or async; what it returns is in the list below.
         name: under which its scores are logged when there are several functions.
         weight: of its scores in the sum.
-        in_driver: never sent to another process, since it waits for something else (a server) that has a time limit.
+        in_driver: never sent to another process, since it waits for something else (a server). One of rows limits its
+            time itself: rows that wait for their turn at the server have taken none yet.
 
     Kinds, told apart by the signature (`kind`):
         row    `fn(data_source, solution_str, ground_truth, extra_info)`, by keyword, once a row -> a finite number, a

@@ -8,6 +8,7 @@ import re
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -30,9 +31,13 @@ class JudgeError(RuntimeError):
 class Judge:
     """Asks `model` at `base_url` about a response; the last number of its reply is the score (a row function).
 
-    Failed requests (no connection, 408, 429, 5xx) are repeated after 0.5, 1, 2, ... seconds, or what the server's
-    Retry-After says, up to `retries` times. Requests start at most `rate` times a second, `concurrency` at once. Equal
-    questions are asked once; with `cache` their replies are kept in that file, over runs.
+    A request that takes longer than `timeout_s` has failed. Failed requests (also: no connection, 408, 429, 5xx) are
+    repeated after 0.5, 1, 2, ... seconds, or what the server's Retry-After says, up to `retries` times. Requests start
+    at most `rate` times a second, `concurrency` at once. A row so has no time limit of its own: it takes its turn.
+
+    Equal questions are asked once; with `cache` their replies are kept in that file, over runs.
+
+    Raises ValueError for a cache that cannot be read or written, or that holds anything but replies.
     """
 
     base_url: str
@@ -49,6 +54,7 @@ class Judge:
     _replies: dict[str, str] = field(default_factory=dict, init=False, repr=False)
     _lock: Any = field(default_factory=Lock, init=False, repr=False)
     _next_start: float = field(default=0.0, init=False, repr=False)
+    _threads: ThreadPoolExecutor | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def from_config(cls, config: JudgeConfig) -> "Judge":
@@ -59,15 +65,15 @@ class Judge:
     def __post_init__(self) -> None:
         self._running: dict[str, asyncio.Future[str]] = {}
         self._slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
-        if self.cache is not None and Path(self.cache).exists():
-            for number, line in enumerate(Path(self.cache).read_text(encoding="utf-8").splitlines(), start=1):
-                try:
-                    entry = json.loads(line)
-                    self._replies[entry["key"]] = entry["reply"]
-                except (ValueError, KeyError, TypeError) as error:
-                    raise ValueError(
-                        f"reward.judge.cache={self.cache}, line {number} is no reply: {error!r}"
-                    ) from error
+        if self.cache is not None:
+            self._file = Path(self.cache).expanduser()
+            self._read_cache()
+
+    def close(self) -> None:
+        """End the threads that ask; what they are asking now is not waited for. The next call starts new ones."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
 
     async def __call__(
         self, data_source: str, solution_str: str, ground_truth: Any, extra_info: Any, prompt_str: str
@@ -106,7 +112,7 @@ class Judge:
             async with self._slot():
                 await self._turn()
                 try:
-                    return await asyncio.to_thread(self._post, body)
+                    return await self._limited_post(body)
                 except urllib.error.HTTPError as error:
                     problem: Exception = error
                     said = error.read().decode(errors="replace")
@@ -117,6 +123,13 @@ class Judge:
             if attempt < self.retries:
                 await asyncio.sleep(_pause(problem, attempt))
         raise JudgeError(f"the judge gave no reply in {self.retries + 1} tries: {problem!r:.300}") from problem
+
+    async def _limited_post(self, body: dict[str, Any]) -> str:
+        if self._threads is None:  # of its own: asyncio's has few threads on a machine with few processors
+            self._threads = ThreadPoolExecutor(self.concurrency, thread_name_prefix="judge")
+        asked = asyncio.get_running_loop().run_in_executor(self._threads, self._post, body)
+        # The limit that urlopen takes is that of each read: a server may send a byte now and then for ever.
+        return await asyncio.wait_for(asked, self.timeout_s)
 
     def _post(self, body: dict[str, Any]) -> str:
         headers = {"Content-Type": "application/json"}
@@ -145,13 +158,30 @@ class Judge:
             self._next_start = start + 1 / self.rate
         await asyncio.sleep(start - time.monotonic())
 
+    def _read_cache(self) -> None:
+        """Before anything is asked, since replies may be paid for: read the file, see that it can be written."""
+        name = f"reward.judge.cache={self.cache}"
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("a+", encoding="utf-8") as file:
+                file.seek(0)
+                lines = file.read().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{name} cannot be read and written ({error}): expected a text file of replies") from error
+        for number, line in enumerate(lines, start=1):
+            try:
+                entry = json.loads(line)
+                self._replies[entry["key"]] = entry["reply"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{name}, line {number} is no reply: {error!r}") from error
+
     def _remember(self, key: str, reply: str) -> None:
         with self._lock:
             if key in self._replies:
                 return
             self._replies[key] = reply
             if self.cache is not None:
-                with Path(self.cache).open("a", encoding="utf-8") as file:
+                with self._file.open("a", encoding="utf-8") as file:
                     file.write(json.dumps({"key": key, "reply": reply}) + "\n")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from numbers import Real
+from threading import Event
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -16,9 +17,10 @@ from torch import Tensor
 from verl.protocol import DataProto
 from verl.protocol.columns import object_column
 from verl.rewards.calls import Call, Outcome
-from verl.rewards.default import default_compute_score
+from verl.rewards.default import default_compute_score, scorer_for
 from verl.rewards.driver import run_in_driver
 from verl.rewards.functions import OPTIONAL_ROW_ARGUMENT, RewardFunction, reward_functions
+from verl.rewards.judge import Judge
 from verl.rewards.length import OverlongBuffer
 from verl.rewards.pool import ScoringPool
 from verl.rewards.scores import RewardResult, RowScore, batch_scores, row_score
@@ -27,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 OnInvalid = Literal["raise", "default", "exclude"]
 _WARN_ABOUT = 3
+# What is counted of rows without a score -> the metric's name.
 _COUNTED = {"invalid": "invalid", "error": "errors", "timeout": "timeouts", "crash": "crashes", "value": "no_score"}
 
 
@@ -101,10 +104,30 @@ class RewardManager:
         """Non-tensor columns without which nothing can be scored."""
         return ("data_source", "reward_model") if any(f.kind == "row" for f in self.functions) else ()
 
+    def check_row(self, columns: Mapping[str, Any], place: str) -> None:
+        """What can be said of a row of the data before anything is generated; `place` names it in messages.
+
+        Raises ValueError, where a row without a score ends the run (on_invalid=raise), for a row that row functions
+        cannot score: one without the columns or the ground truth that they read, or, with the built-in rules, one whose
+        data_source has none.
+        """
+        if self.limits.on_invalid != "raise" or not self.required_columns:
+            return
+        self._check_columns(columns, place)
+        _ground_truth(columns["reward_model"], place)
+        if any(function.fn is default_compute_score for function in self.functions):
+            try:
+                scorer_for(columns["data_source"])
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from error
+
     def close(self) -> None:
-        """End the scoring processes; they also end with the manager."""
+        """End the scoring processes and the judge's threads; they also end with the manager."""
         if self._pool is not None:
             self._pool.close()
+        for function in self.functions:
+            if isinstance(function.fn, Judge):
+                function.fn.close()
 
     def __call__(self, batch: DataProto) -> RewardResult:
         """Needs `prompts` [B, P] (for functions that read them), `responses` and `response_mask` [B, R],
@@ -114,7 +137,7 @@ class RewardManager:
         Raises ValueError for a missing column, a row without ground truth or sampled token, a function that returns
         another number of scores than there are rows, and, with `raise`, for the first row without a score.
         """
-        self._check_columns(batch)
+        self._check_columns(batch.non_tensor_batch, "the batch")
         mask = batch.batch["response_mask"].bool()
         last = _last_tokens(mask)
         texts = self._decode(batch)
@@ -164,7 +187,7 @@ class RewardManager:
             return [Call(number, (batch,), timeout_s=limits.batch_timeout_s)]
         if function.kind == "texts":
             return [Call(number, (texts.prompts, texts.responses), timeout_s=limits.batch_timeout_s)]
-        columns = texts.columns
+        columns, timeout_s = texts.columns, math.inf if function.in_driver else limits.timeout_s
         calls = []
         for row, text in enumerate(texts.responses):
             arguments = {
@@ -175,7 +198,7 @@ class RewardManager:
             }
             if function.wants_prompt:
                 arguments[OPTIONAL_ROW_ARGUMENT] = texts.prompts[row]
-            calls.append(Call(number, kwargs=arguments, timeout_s=limits.timeout_s))
+            calls.append(Call(number, kwargs=arguments, timeout_s=timeout_s))
         return calls
 
     def _run(self, calls: list[Call]) -> list[Outcome | None]:
@@ -184,9 +207,10 @@ class RewardManager:
         there = [number for number, call in enumerate(calls) if call.function in pooled]
         here = [number for number, call in enumerate(calls) if call.function not in pooled]
         outcomes: list[Outcome | None] = [None] * len(calls)
+        raising, stop = self.limits.on_invalid == "raise", Event()
 
         def run_here() -> None:
-            found = run_in_driver(self.functions, [calls[number] for number in here])
+            found = run_in_driver(self.functions, [calls[number] for number in here], stop, raising)
             for number, outcome in zip(here, found, strict=True):
                 outcomes[number] = outcome
 
@@ -194,7 +218,13 @@ class RewardManager:
             driver = beside.submit(run_here) if here else None
             if self._pool is not None:
                 moved = [replace(calls[number], function=pooled[calls[number].function]) for number in there]
-                found = self._pool.run(moved, stop_at_failure=self.limits.on_invalid == "raise")
+                try:
+                    found = self._pool.run(moved, stop_at_failure=raising)
+                except BaseException:
+                    stop.set()
+                    raise
+                if raising and any(outcome is None or outcome.failure for outcome in found):
+                    stop.set()
                 for number, outcome in zip(there, found, strict=True):
                     outcomes[number] = outcome
             if driver is not None:
@@ -203,13 +233,11 @@ class RewardManager:
 
     # ---- reading a batch ----
 
-    def _check_columns(self, batch: DataProto) -> None:
+    def _check_columns(self, columns: Mapping[str, Any], place: str) -> None:
         for column in self.required_columns:
-            if column not in batch.non_tensor_batch:
-                raise ValueError(
-                    f"the batch has no column {column!r}, which rewards need, only "
-                    f"{', '.join(sorted(batch.non_tensor_batch)) or 'tensors'}"
-                )
+            if column not in columns:
+                there = ", ".join(sorted(columns)) or "tensors"
+                raise ValueError(f"{place} has no column {column!r}, which rewards need, only {there}")
 
     def _decode(self, batch: DataProto) -> _Texts:
         """The text of each row: all that is no padding, so also what the policy read and did not sample."""
@@ -292,14 +320,7 @@ class RewardManager:
                     logger.warning("no valid score: %s: %s", texts.place(number), row["invalid_reason"])
         if counts["invalid"] > _WARN_ABOUT:
             logger.warning("%d of %d rows have no valid score", counts["invalid"], len(extra_rows))
-        names = {
-            "invalid": "invalid",
-            "error": "errors",
-            "timeout": "timeouts",
-            "crash": "crashes",
-            "value": "no_score",
-        }
-        return {f"reward/{label}": float(counts[kind]) for kind, label in names.items()}
+        return {f"reward/{label}": float(counts[kind]) for kind, label in _COUNTED.items()}
 
 
 def _last_tokens(mask: Tensor) -> Tensor:

@@ -18,16 +18,18 @@ _LONGEST_NUMBER = 100
 
 
 def compute_score(solution_str: str, ground_truth: Any) -> float:
-    r"""1 if the last `\boxed{...}` of the response is `ground_truth`, else 0.
-
-    Compared as numbers if both are (0.5, 1/2 and \frac{1}{2} are one), else as LaTeX without layout, units in
-    `\text{}`, degrees and per cent signs, and an `x=` in front. The ground truth may itself be boxed.
-    """
+    r"""1 if the last `\boxed{...}` of the response is `ground_truth` (see `same_answer`), else 0."""
     answer = last_boxed(solution_str)
-    if answer is None:
-        return 0.0
+    return float(answer is not None and same_answer(answer, ground_truth))
+
+
+def same_answer(answer: str, ground_truth: Any) -> bool:
+    r"""Whether the two are one as numbers if both are (0.5, 1/2 and \frac{1}{2} are one), else as LaTeX without layout,
+    units in `\text{}`, degrees and per cent signs, and an `x=` in front. The ground truth may itself be boxed."""
     truth = last_boxed(str(ground_truth))
-    return float(_same(answer, str(ground_truth) if truth is None else truth))
+    left, right = _normal(answer), _normal(str(ground_truth) if truth is None else truth)
+    numbers = _number(left), _number(right)
+    return left == right or (numbers[0] is not None and numbers[0] == numbers[1])
 
 
 def last_boxed(text: str) -> str | None:
@@ -42,12 +44,6 @@ def last_boxed(text: str) -> str | None:
         elif open_braces and (start := open_braces.pop()) is not None and (answer is None or start > answer[0]):
             answer = start, brace.start()
     return None if answer is None else text[answer[0] : answer[1]]
-
-
-def _same(left: str, right: str) -> bool:
-    left, right = _normal(left), _normal(right)
-    numbers = _number(left), _number(right)
-    return left == right or (numbers[0] is not None and numbers[0] == numbers[1])
 
 
 def _normal(answer: str) -> str:

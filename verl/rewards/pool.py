@@ -5,6 +5,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from multiprocessing.connection import wait
 from threading import Lock
 from typing import Any
@@ -53,7 +54,8 @@ class ScoringPool:
             try:
                 return self._run(calls, stop_at_failure)
             finally:
-                for worker in [worker for worker in self._workers if worker.pending]:
+                # After an error: also what did not start, else the next run would begin with it.
+                for worker in [worker for worker in self._workers if worker.pending or not worker.loaded]:
                     self._drop(worker)
 
     def close(self) -> None:
@@ -157,9 +159,10 @@ class _Process:
         self.pending: Chunk = []
         self.deadline = float("inf")
         self.together = False
+        self.loaded = False
         self._asynchronous = asynchronous
-        self._loaded = False
-        self.connection.send_bytes(functions)
+        with suppress(OSError):  # it is gone already: the wait for its answer says so
+            self.connection.send_bytes(functions)
 
     def give(self, calls: list[tuple[int, Call]]) -> bool:
         """Send calls; False when the process is gone."""
@@ -187,22 +190,21 @@ class _Process:
         end_python(self.process)
 
     def _wait_until_loaded(self) -> None:
-        if self._loaded:
+        if self.loaded:
             return
         problem = f"did not start within {START_TIMEOUT_S:g} s"
-        if self.connection.poll(START_TIMEOUT_S):
-            try:
+        try:
+            if self.connection.poll(START_TIMEOUT_S):
                 loaded: Outcome = pickle.loads(self.connection.recv_bytes())
                 problem = loaded.message
-            except EOFError:
-                problem = "ended while it started"
+        except (EOFError, OSError):
+            problem = "ended while it started"
         if problem:
-            self.end()
             raise RuntimeError(
                 f"a scoring process cannot load the reward functions: {problem}; functions of a module must be "
                 "importable from there, or set reward.num_workers=0 to score in the driver, without time limits"
             )
-        self._loaded = True
+        self.loaded = True
 
 
 def _end_all(workers: list[_Process]) -> None:

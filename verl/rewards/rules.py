@@ -6,10 +6,11 @@ Each takes `(data_source, solution_str, ground_truth, extra_info)` and keywords 
 from collections.abc import Callable
 from typing import Any
 
-from verl.rewards import answers, arithmetic, code, gsm8k, math_boxed, symbolic
+from verl.rewards import answers, arithmetic, code, gsm8k, math_boxed, math_dapo, symbolic
 from verl.rewards.length import length_penalty
 
 __all__ = [
+    "answer_line",
     "boxed",
     "code_tests",
     "exact",
@@ -32,6 +33,7 @@ def _rule(scorer: Callable[..., Any]) -> Callable[..., Any]:
     return score
 
 
+answer_line = _rule(math_dapo.compute_score)
 boxed = _rule(math_boxed.compute_score)
 code_tests = _rule(code.compute_score)
 exact = _rule(answers.exact_match)

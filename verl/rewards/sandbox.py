@@ -4,15 +4,17 @@ What the limits are, and what they do not cover, says `verl.rewards.sandbox_chil
 """
 
 import json
+import logging
 import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from verl.rewards.sandbox_child import REFUSED
+logger = logging.getLogger(__name__)
 
 _CHILD = Path(__file__).with_name("sandbox_child.py")
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -61,7 +63,8 @@ def run_program(
     """Run `source` as a script; with `function`, call it afterwards (or that method of a class `Solution`) with
     `arguments` and bring back what it returns.
 
-    Raises SandboxError when this machine cannot set the limits.
+    Raises SandboxError when this machine cannot set the limits. Warns once where it can, but cannot keep a program from
+    reading the memory of its user's processes.
     """
     limits = limits or SandboxLimits()
     request = {
@@ -73,10 +76,10 @@ def run_program(
         "output_bytes": limits.output_bytes,
     }
     with ExitStack() as stack:
-        asked, given, out, err, result = (stack.enter_context(TemporaryFile()) for _ in range(5))
+        asked, given, out, err, limited, result = (stack.enter_context(TemporaryFile()) for _ in range(6))
         _fill(asked, json.dumps(request))
         _fill(given, stdin)
-        descriptors = (asked.fileno(), result.fileno())
+        descriptors = (asked.fileno(), limited.fileno(), result.fileno())
         process = subprocess.Popen(
             [sys.executable, "-I", "-B", str(_CHILD), *map(str, descriptors)],
             stdin=given,
@@ -94,9 +97,8 @@ def run_program(
         finally:
             process.kill()
             process.wait()
-        stdout, stderr, returned = (_text(file) for file in (out, err, result))
-    if process.returncode == REFUSED:
-        raise SandboxError(f"programs cannot be run with limits here, so none is run: {stderr.strip()}")
+        stdout, stderr, said, returned = (_text(file) for file in (out, err, limited, result))
+    _check_limits(said)
     value, has_value = None, False
     if function is not None and process.returncode == 0:
         try:
@@ -104,6 +106,23 @@ def run_program(
         except ValueError:
             stderr += "\nthe function's result is no JSON"
     return Finished(process.returncode == 0 and not timed_out, stdout, stderr, value, has_value, timed_out)
+
+
+def _check_limits(said: str) -> None:
+    """What the child said of its limits before it ran the program: nothing, if it was stopped before that."""
+    limited = json.loads(said) if said else {"refused": None, "hidden": True}
+    if limited["refused"] is not None:
+        raise SandboxError(f"programs cannot be run with limits here, so none is run: {limited['refused']}")
+    if not limited["hidden"]:
+        _warn_of_sight()
+
+
+@cache  # once in a process
+def _warn_of_sight() -> None:
+    logger.warning(
+        "programs that are scored can read the environment and the memory of this user's processes, with answers and "
+        "keys: this machine offers neither Landlock (Linux 5.13 or newer) nor user namespaces; score on one with either"
+    )
 
 
 def _fill(file: IO[bytes], text: str) -> None:

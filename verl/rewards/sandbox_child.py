@@ -3,7 +3,10 @@
 The limits are the kernel's: resource limits for processor time, memory, file size and open files, and a system-call
 filter (seccomp, Linux 3.5 or newer, no privileges needed) without which nothing is run. The filter refuses what would
 reach outside: sockets, new processes, other programs, signals to others, and every change of the file system. The
-program reads its standard input and writes its standard output and error, and may read files.
+program reads its standard input and writes its standard output and error, and may read the files that its user may.
+
+Among these files are those of /proc, so a program that could look into the process that scores it would find the right
+answers and the keys in its environment. See `hide_processes` for what closes that, and where it stays open.
 """
 
 import ctypes
@@ -15,9 +18,6 @@ import struct
 import sys
 import types
 from typing import Any
-
-REFUSED = 97
-"""Exit code when the limits cannot be set."""
 
 # Linux system calls by machine; what a machine lacks is not in its row. Refused whatever the arguments:
 _FORBIDDEN = {
@@ -51,6 +51,12 @@ _NUMBER, _MACHINE, _ARGUMENTS = 0, 4, 16  # offsets in what a filter sees; argum
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _CLONE_THREAD = 0x00010000
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
+
+_LANDLOCK_CREATE_RULESET, _LANDLOCK_RESTRICT_SELF = 444, 446  # on every machine
+_LANDLOCK_CHANGES = 0x1FF3  # every right of the first version but reading files and folders
+_CAPABILITIES_V3 = 0x20080522
+_CAP_DAC_READ_SEARCH = 1 << 2
+_CLONE_NEWUSER = 0x10000000
 
 
 def call_filter(machine: str, pid: int) -> bytes:
@@ -97,8 +103,11 @@ def call_filter(machine: str, pid: int) -> bytes:
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-def restrict(cpu_s: int, memory_bytes: int, output_bytes: int) -> None:
-    """Set all limits on this process. OSError when one cannot be set."""
+def restrict(cpu_s: int, memory_bytes: int, output_bytes: int) -> bool:
+    """Set all limits on this process. OSError when one cannot be set.
+
+    Returns whether other processes are hidden from it (see `hide_processes`).
+    """
     machine = platform.machine()
     if sys.platform != "linux" or machine not in _ARCHITECTURE:
         raise OSError(f"no system-call filter for {sys.platform} on {machine}")
@@ -111,6 +120,9 @@ def restrict(cpu_s: int, memory_bytes: int, output_bytes: int) -> None:
         ("RLIMIT_CORE", 0),
     ):
         resource.setrlimit(getattr(resource, name), (value, value))
+    _control(libc, _PR_SET_NO_NEW_PRIVS, 1)
+    hidden = hide_processes(libc)
+    _control(libc, _PR_SET_PDEATHSIG, 9)  # a program does not outlive who started it
     program = call_filter(machine, os.getpid())
     code = ctypes.create_string_buffer(program, len(program))
 
@@ -118,25 +130,81 @@ def restrict(cpu_s: int, memory_bytes: int, output_bytes: int) -> None:
         _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
 
     described = Filter(len(program) // 8, ctypes.addressof(code))
-    for arguments in (
-        (_PR_SET_PDEATHSIG, 9, 0, 0, 0),  # a program does not outlive who started it
-        (_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0),
-        (_PR_SET_SECCOMP, 2, ctypes.byref(described), 0, 0),
-    ):
-        if libc.prctl(*arguments) != 0:
-            raise OSError(ctypes.get_errno(), f"prctl({arguments[0]}): {os.strerror(ctypes.get_errno())}")
+    _control(libc, _PR_SET_SECCOMP, 2, ctypes.byref(described))
+    return hidden
 
 
-def main(request_fd: int, result_fd: int) -> None:
-    """Read the request (JSON) from the one descriptor, set the limits, run the program; with `function`, write what it
-    returns as JSON to the other descriptor."""
+def hide_processes(libc: ctypes.CDLL) -> bool:
+    """Keep this process from looking into others: their environment, memory and open files under /proc.
+
+    Landlock (Linux 5.13 or newer, where it is switched on) does that for any user who also gives up capabilities, one
+    of which lifts it. Without Landlock, a process without capabilities still cannot look into one that has some, such
+    as root's, and one in a user namespace of its own not into any outside. It stays open for a user without
+    capabilities, on a machine with neither Landlock nor user namespaces: then False is returned, and
+    `verl.rewards.sandbox` warns. Command lines (/proc/<pid>/cmdline) can be read everywhere.
+    """
+    _enter_landlock(libc)
+    drop_capabilities(libc)
+    if _sees_parent():
+        libc.unshare(_CLONE_NEWUSER)  # refused on some machines: what follows is what counts
+    return not _sees_parent()
+
+
+def drop_capabilities(libc: ctypes.CDLL) -> None:
+    """Give up all capabilities but that of reading every file: Python's own may be in another user's folder."""
+    header = struct.pack("=Ii", _CAPABILITIES_V3, 0)
+    held = ctypes.create_string_buffer(24)  # effective, permitted, inheritable: numbers below 32, then those from 32 on
+    if libc.capget(header, held) != 0:
+        raise _failed("capget")
+    kept = [number & _CAP_DAC_READ_SEARCH for number in struct.unpack("=6I", held.raw)[:2]]
+    if libc.capset(header, struct.pack("=6I", *kept, 0, 0, 0, 0)) != 0:
+        raise _failed("capset")
+
+
+def _enter_landlock(libc: ctypes.CDLL) -> None:
+    """Enter a Landlock domain, which looks into no process outside it and changes no file. Nothing without Landlock."""
+    handled = struct.pack("=Q", _LANDLOCK_CHANGES)
+    ruleset = libc.syscall(_LANDLOCK_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0)
+    if ruleset < 0:
+        return
+    if libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0) != 0:
+        raise _failed("landlock_restrict_self")
+    os.close(ruleset)
+
+
+def _sees_parent() -> bool:
+    try:
+        os.close(os.open(f"/proc/{os.getppid()}/environ", os.O_RDONLY))
+    except OSError:
+        return False
+    return True
+
+
+def _control(libc: ctypes.CDLL, option: int, *arguments: Any) -> None:
+    if libc.prctl(option, *arguments, *[0] * (4 - len(arguments))) != 0:
+        raise _failed(f"prctl({option})")
+
+
+def _failed(call: str) -> OSError:
+    return OSError(ctypes.get_errno(), f"{call}: {os.strerror(ctypes.get_errno())}")
+
+
+def main(request_fd: int, limits_fd: int, result_fd: int) -> None:
+    """Read the request (JSON) from the first descriptor, set the limits, say to the second what came of that, run the
+    program; with `function`, write what it returns as JSON to the third.
+
+    What is said is JSON: `refused`, why the limits cannot be set (then nothing is run) or null, and `hidden`, whether
+    other processes are hidden.
+    """
     with os.fdopen(request_fd, encoding="utf-8") as file:
         request = json.load(file)
-    try:
-        restrict(request["cpu_s"], request["memory_bytes"], request["output_bytes"])
-    except (OSError, ValueError) as error:
-        print(error, file=sys.stderr, flush=True)
-        os._exit(REFUSED)
+    with os.fdopen(limits_fd, "w", encoding="utf-8") as said:  # closed before the program runs
+        try:
+            hidden = restrict(request["cpu_s"], request["memory_bytes"], request["output_bytes"])
+        except (OSError, ValueError) as error:
+            json.dump({"refused": str(error), "hidden": False}, said)
+            sys.exit(1)
+        json.dump({"refused": None, "hidden": hidden}, said)
     program = types.ModuleType("__main__")
     sys.modules["__main__"] = program
     sys.argv = ["program"]
@@ -162,4 +230,4 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))
