@@ -64,6 +64,15 @@ def test_prompts_that_are_all_too_long(refuse: Callable[..., None], tmp_path: Pa
     )
 
 
+def test_a_source_without_a_rule(refuse: Callable[..., None], tmp_path: Path) -> None:
+    file = write(tmp_path / "x.parquet", [row()] * 5 + [row(data_source="nowhere")] * 5)
+    refuse(
+        "item 5 of the training data: there is no built-in rule for data_source 'nowhere'",
+        f"data.train_files={file}",
+        "reward.custom_reward_function.path=null",
+    )
+
+
 def test_a_batch_bigger_than_the_data_set(refuse: Callable[..., None], tmp_path: Path) -> None:
     refuse("4.*3|3.*4", f"data.train_files={write(tmp_path / 'few.parquet', [row()] * 3)}")
 
@@ -157,7 +166,7 @@ def test_a_column_of_a_name_that_the_run_uses(refuse: Callable[..., None], tmp_p
 
 def test_sequences_longer_than_the_model_has_positions(refuse: Callable[..., None]) -> None:
     lengths = ("data.max_prompt_length=200", "data.max_response_length=100")
-    refuse(r"200 \+ .* 100 = 300 tokens, but the model in .* has 256 positions", *lengths)
+    refuse(r"200 \+ .* 100 = 300 tokens, but the model of policy, critic, reference .* has 256 positions", *lengths)
 
 
 @pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is installed here")

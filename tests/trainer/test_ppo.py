@@ -19,8 +19,8 @@ from verl.protocol import DataProto
 from verl.trainer import Callback, PPOTrainer, RayPPOTrainer
 from verl.trainer.checks import checked
 from verl.trainer.launch import running
-from verl.trainer.ppo import SHORT_KEYS
 from verl.trainer.roles import default_roles
+from verl.trainer.short_keys import SHORT_KEYS
 from verl.utils import get_model_and_tokenizer
 
 LOCAL = {"trainer": {"worker_group": "local"}, "rollout": {"max_response_length": 4}}
@@ -156,6 +156,15 @@ def test_what_is_missing_or_given_twice(tiny_model_dir: Path) -> None:
             r"callbacks\[1\] is <built-in function print>, which is no Callback object",
         ),
         ({"callbacks": [Callback]}, r"callbacks\[0\] .* make one of the class"),
+        ({"tokenizer": 5}, "tokenizer is a int: expected one of transformers"),
+        ({"logger": 5}, "logger is 5: expected str or list or tuple"),
+        ({"algorithm": True}, "algorithm is True: expected Mapping or str"),
+        ({"config": "run.yaml"}, "config is 'run.yaml': expected Mapping or PPOConfig"),
+        ({"device_map": ["actor"]}, r"device_map is \['actor'\]: expected Mapping or str or Path"),
+        ({"ray_address": 5}, "ray_address is 5: expected str"),
+        ({"dataset": 5}, "dataset is 5: expected a path, or a data set such as verl.data.PromptDataset"),
+        ({"dataset": {"prompt": "a"}}, "dataset is {.*}: expected a path"),
+        ({"val_dataset": PromptDataset}, "val_dataset is <class .*>: expected a path"),
     ],
 )
 def test_objects_of_another_kind(tiny_model_dir: Path, given: dict[str, Any], message: str) -> None:
@@ -344,7 +353,7 @@ def test_a_misspelt_short_key_and_a_tokenizer_of_another_model(tiny_model_dir: P
         train()
     tokenizer.pad_token = "<pad>"
     tokenizer.add_tokens(["another"])
-    with pytest.raises(ValueError, match="has 129 tokens, but the policy's vocabulary has 128"):
+    with pytest.raises(ValueError, match="has 129 tokens, but the vocabulary of policy, critic, reference .* has 128"):
         train()
 
 
@@ -398,3 +407,131 @@ def test_methods_of_callbacks_that_the_loop_could_not_call() -> None:
         TypeError, match=r"callbacks\[1\]: Misspelt.on_step_ended is never called: .* on_train_begin, on_"
     ):
         PPOTrainer("folder", callbacks=[Callback(), Misspelt()])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dataset": []}, "dataset is empty"),
+        (
+            {"config": {"training": {"batch_size": 4}, "data": {"train_batch_size": 8}}},
+            "config has training.batch_size=4 and data.train_batch_size=8, which are one key: leave one out",
+        ),
+        (
+            {"config": {"algorithm": {"name": "rloo"}}, "algorithm": "grpo"},
+            "algorithm.name is 'rloo' by config and 'grpo' by algorithm: leave one out",
+        ),
+        (
+            {"config": {"trainer": {"default_local_dir": "a"}}, "output_dir": "b"},
+            "trainer.default_local_dir is 'a' by config and 'b' by output_dir: leave one out",
+        ),
+        (
+            {
+                "config": {"trainer": {"device_map": {"ref": {"type": "cpu"}}}},
+                "device_map": {"critic": {"type": "cpu"}},
+            },
+            "device_map is given, and config has trainer.device_map: leave one out",
+        ),
+        ({"config": {"batch_size": 8}}, r"unknown key batch_size \(config\): did you mean training.batch_size"),
+        ({"config": {"trainner": {}}}, "unknown key trainner"),
+    ],
+)
+def test_what_contradicts_itself(tiny_model_dir: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PPOTrainer(**{"actor_model": str(tiny_model_dir), **given})
+
+
+def test_an_algorithm_with_its_arguments(tiny_model_dir: Path) -> None:
+    trainer = PPOTrainer(str(tiny_model_dir), algorithm={"name": "kto", "beta": 0.3}, config={"rollout": {"n": 2}})
+    assert trainer.config.algorithm.preference.loss == "kto" and trainer.config.algorithm.preference.beta == 0.3
+
+
+def test_what_train_refuses(tiny_model_dir: Path, prompts: Path, tmp_path: Path) -> None:
+    tokenizer = trainer_tokenizer(tiny_model_dir)
+    dataset = PromptDataset(str(prompts), tokenizer, 16)
+
+    def refuse(message: str, dataset: Any = dataset, config: dict[str, Any] | None = None, **given: Any) -> None:
+        trainer = PPOTrainer(
+            str(tiny_model_dir), config={**LOCAL, **(config or {})}, output_dir=str(tmp_path / "out"), **given
+        )
+        with pytest.raises(ValueError, match=message):
+            trainer.train(dataset)
+
+    def score(prompts: list[str], responses: list[str]) -> list[float]:
+        return [0.0] * len(prompts)
+
+    grpo = {"algorithm": "grpo", "config": {"rollout": {"n": 2, "max_response_length": 4}}}
+    refuse("critic_model is given, but algorithm grpo as configured uses none", critic_model="folder", **grpo)
+    refuse(
+        "ref_model is given, but algorithm rloo as .* uses none",
+        ref_model="folder",
+        algorithm="rloo",
+        config={"rollout": {"n": 2}, "algorithm": {"use_kl_in_reward": False}},
+    )
+    refuse("dataset is given, and config has data.train_files=a.parquet", config={"data": {"train_files": "a.parquet"}})
+    refuse(
+        "data.max_prompt_length=8, but the data set has max_prompt_length=16", config={"data": {"max_prompt_length": 8}}
+    )
+    refuse("ppo_mini_batch_size", reward_fn=score, config={"training": {"batch_size": 4, "mini_batch_size": 8}})
+    refuse("or by a reward model", config={"training": {"batch_size": 4}})
+    long = PromptDataset(["1+1="] * 6 + ["1+1=" * 20], tokenizer, 16)
+    refuse("prompt 6: .*max_prompt_length", long, reward_fn=score, config={"training": {"batch_size": 4}})
+    other = get_model_and_tokenizer(str(tiny_model_dir), dtype="float32")[1]
+    other.add_tokens(["<another>"])
+    refuse("has another vocabulary than that of the data set", tokenizer=other, reward_fn=score)
+
+
+def test_files_named_by_the_config_and_a_validation_at_the_end(
+    tiny_model_dir: Path, prompts: Path, tmp_path: Path
+) -> None:
+    trainer = PPOTrainer(
+        str(tiny_model_dir),
+        reward_fn=lambda prompts, responses: [float(len(response)) for response in responses],
+        val_dataset=PromptDataset(str(prompts), trainer_tokenizer(tiny_model_dir), 16),
+        config={
+            "training": {"batch_size": 4, "num_steps": 2},
+            "rollout": {"max_response_length": 4},
+            "data": {"train_files": str(prompts), "max_prompt_length": 16},
+            "trainer": {"worker_group": "local"},
+        },
+        output_dir=str(tmp_path / "out"),
+    )
+    final = trainer.train()
+    records = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert ["val/all/reward/mean@1" in record for record in records] == [True, False, True]
+    assert final["val/all/reward/mean@1"] == records[-1]["val/all/reward/mean@1"]
+
+
+def test_modules_that_cannot_be_trained_as_they_are(tiny_model_dir: Path) -> None:
+    model = get_model_and_tokenizer(str(tiny_model_dir), dtype="float32")[0]
+    model.model.embed_tokens.requires_grad_(False)
+    with pytest.raises(
+        ValueError, match="actor_model has 1 frozen parameters, such as 'model.embed_tokens.weight', but"
+    ):
+        PPOTrainer(model)
+    PPOTrainer(str(tiny_model_dir), ref_model=model)  # a reference is not trained
+    with torch.device("meta"):
+        empty = type(model)(model.config)
+    with pytest.raises(ValueError, match=r"critic_model has no weights \('model.embed_tokens.weight' is on the meta"):
+        PPOTrainer(str(tiny_model_dir), critic_model=empty)
+
+
+def test_a_run_that_failed_has_no_model(tiny_model_dir: Path, prompts: Path, tmp_path: Path) -> None:
+    class Fails(Callback):
+        def on_train_end(self, trainer: RayPPOTrainer, metrics: dict[str, float]) -> None:
+            raise OSError("no plot")
+
+    trainer = PPOTrainer(
+        str(tiny_model_dir),
+        reward_fn=lambda prompts, responses: [1.0] * len(prompts),
+        dataset=PromptDataset(str(prompts), trainer_tokenizer(tiny_model_dir), 16),
+        config={"training": {"batch_size": 4, "num_steps": 1}, **LOCAL},
+        callbacks=[Fails()],
+        output_dir=str(tmp_path / "out"),
+    )
+    with pytest.raises(OSError, match="no plot"):
+        trainer.train()
+    with pytest.raises(
+        RuntimeError, match="no trained model, since train.. ended with an error; with trainer.save_freq"
+    ):
+        trainer.get_model()

@@ -87,7 +87,7 @@ class RolePlace:
 
 
 def read_device_map(file: str | Path) -> dict[str, Any]:
-    """The map in a YAML file. ConfigError when there is none."""
+    """The map in a YAML file. ConfigError when there is none, or when it names a role, or a key of a role, twice."""
     try:
         text = Path(file).expanduser().read_text(encoding="utf-8")
         found, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
@@ -95,11 +95,23 @@ def read_device_map(file: str | Path) -> dict[str, Any]:
         raise ConfigError([f"trainer.device_map={file}: cannot be read: {error}"]) from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ConfigError([f"trainer.device_map={file}: expected `role: {{type: ..., devices: [...]}}` lines"])
-    names = [key.value for key, _ in tree.value]  # of two equal ones, YAML drops the first without a word
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = [f"trainer.device_map={file}, line {line}: the role {role} is named twice" for role, line in _again(tree)]
+    for role, entry in tree.value:
+        if isinstance(entry, yaml.MappingNode):
+            twice += [
+                f"trainer.device_map={file}, line {line}: the role {role.value} has the key {key} twice"
+                for key, line in _again(entry)
+            ]
     if twice:
-        raise ConfigError([f"trainer.device_map={file} names {', '.join(twice)} twice"])
+        raise ConfigError(twice)
     return found
+
+
+def _again(mapping: yaml.MappingNode) -> list[tuple[str, int]]:
+    """Keys that a mapping has already had, with their lines. YAML drops the earlier value without a word."""
+    keys = [key for key, _ in mapping.value]
+    names = [key.value for key in keys]
+    return [(key.value, key.start_mark.line + 1) for n, key in enumerate(keys) if key.value in names[:n]]
 
 
 def role_places(device_map: Mapping[str, Any], default: Place) -> dict[str, RolePlace]:

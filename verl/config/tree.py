@@ -1,7 +1,7 @@
 """The config as a tree of dotted keys: every leaf with its type, default and meaning, and access to it by name."""
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -63,6 +63,16 @@ def sections(root: type = PPOConfig) -> frozenset[str]:
     """Every dotted name that has keys below it."""
     parts = (path.split(".") for path in leaves(root))
     return frozenset(".".join(part[:depth]) for part in parts for depth in range(1, len(part)))
+
+
+def flatten(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) for every leaf of nested mappings; an empty mapping is one."""
+    for key, value in nested.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{path}.")
+        else:
+            yield path, value
 
 
 def leaf_at(path: str, root: type = PPOConfig) -> Leaf | None:

@@ -42,6 +42,7 @@ def validate(
     needs_critic: bool | None = None,
     needs_groups: bool | None = None,
     given: Collection[str] = (),
+    quiet: bool = False,
 ) -> None:
     """Refuse contradictions and impossible sizes; log what is allowed but surprising.
 
@@ -50,6 +51,7 @@ def validate(
         needs_critic, needs_groups: what the advantage estimator needs (it lives in verl.algorithms); None is unknown.
         given: keys whose object the caller hands over instead of a path: `data.train_files`, `data.val_files`,
             `actor_rollout_ref.model.path`, `critic.model.path`, `reward.reward_model.model.path`.
+        quiet: log nothing.
 
     Raises:
         ConfigError: lists everything that is wrong, with the arithmetic.
@@ -63,7 +65,7 @@ def validate(
     problems += [problem for check in checks for problem in check(config, facts)]
     if problems:
         raise ConfigError(problems)
-    for note in notes(config):
+    for note in () if quiet else notes(config):
         logger.warning(note)
 
 

@@ -82,7 +82,12 @@ class PromptDataset(Dataset[dict[str, Any]]):
     ) -> None:
         if max_prompt_length is not None and max_prompt_len is not None and max_prompt_length != max_prompt_len:
             raise ValueError(f"max_prompt_length={max_prompt_length} and max_prompt_len={max_prompt_len} are one thing")
-        self.max_prompt_length = max_prompt_length or max_prompt_len or _DEFAULT_LENGTH
+        given = max_prompt_len if max_prompt_length is None else max_prompt_length
+        self.max_prompt_length = _DEFAULT_LENGTH if given is None else given
+        if not isinstance(self.max_prompt_length, int) or self.max_prompt_length < 1:
+            raise ValueError(f"max_prompt_length={given!r}: expected a number of tokens, at least 1")
+        if not hasattr(tokenizer, "pad_token_id"):
+            raise TypeError(f"tokenizer is {tokenizer!r:.100}: expected one of transformers")
         if dynamic_batching and max_tokens_per_batch is None:
             raise ValueError("dynamic_batching=True needs max_tokens_per_batch")
         if truncation not in ("error", "left", "right", "middle"):

@@ -71,9 +71,8 @@ def check_model_folder(path: str) -> None:
         _check_weight_file(file)
 
 
-def position_limit(path: str) -> int | None:
-    """The longest sequence that the model in a local folder has positions for; None when its config does not say."""
-    config = local_config(path)
+def position_limit(config: Mapping[str, Any]) -> int | None:
+    """The longest sequence that a model has positions for; None when its config does not say."""
     limits = [config[key] for key in ("max_position_embeddings", "n_positions") if config.get(key)]
     return min(limits, default=None)
 
@@ -177,7 +176,7 @@ def load_sequence_classifier(config: ModelConfig, dtype: torch.dtype) -> "PreTra
 
 
 def get_model_and_tokenizer(
-    model_name: str,
+    model_name: str | Path,
     use_flash_attn: bool = False,
     dtype: str | torch.dtype = "auto",
     trust_remote_code: bool = False,
@@ -189,6 +188,9 @@ def get_model_and_tokenizer(
     trains and saves like any other). `dtype` is fp32, bf16, fp16, a torch dtype, or auto: bf16 on CUDA and fp32 on
     the CPU. `device` is cpu or cuda; None takes CUDA when there is a device.
     """
+    if not isinstance(model_name, str | Path):
+        raise TypeError(f"model_name is {model_name!r:.100}: expected a Hugging Face id, a folder or a .gguf file")
+    model_name = str(model_name)
     place = resolve_device(device or "auto")
     weights = dtype if isinstance(dtype, torch.dtype) else resolve_dtype(dtype, place)
     attention = "flash_attention_2" if use_flash_attn else "sdpa"

@@ -53,6 +53,8 @@ def _check_methods(name: str, callback: Callback) -> None:
     for hook in (hook for hook in dir(callback) if hook.startswith("on_")):
         if hook not in hooks:
             raise TypeError(f"{name}: {kind}.{hook} is never called: the methods are {', '.join(hooks)}")
+        if inspect.iscoroutinefunction(getattr(callback, hook)):
+            raise TypeError(f"{name}: {kind}.{hook} is a coroutine, which nothing would wait for: use def")
         expected = list(inspect.signature(hooks[hook]).parameters)[1:]
         try:
             inspect.signature(getattr(callback, hook)).bind(*expected)

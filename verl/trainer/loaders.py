@@ -1,6 +1,6 @@
 """The loaders of a PPO run, from its config or from datasets that the user built."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -12,6 +12,9 @@ from verl.protocol.schema import SCHEMA
 PROMPT_COLUMNS = ("input_ids", "attention_mask", "position_ids")
 """What the rows of a loader must have; all else is optional."""
 
+ITEMS_READ_AHEAD = 1000
+"""How many items of a data set are looked at before the run: a second, or less."""
+
 
 def build_loaders(
     config: PPOConfig,
@@ -21,10 +24,12 @@ def build_loaders(
     val_dataset: Any = None,
     collate_fn: Any = None,
     train_sampler: Any = None,
+    check_row: Callable[[Mapping[str, Any], str], None] | None = None,
 ) -> tuple[Any, Any]:
     """(training loader, validation loader or None). A dataset that is None is read from the files of `config.data`.
 
-    `required` are columns that the data must have. ValueError for data that would fail in the first step.
+    `required` are columns that the data must have; `check_row` is of `check_items`. ValueError for data that would fail
+    in the first step.
     """
     data = config.data
     seed = config.trainer.seed if data.seed is None else data.seed
@@ -43,26 +48,46 @@ def build_loaders(
         sampler=train_sampler,
         collate_fn=collate_fn,
     )
-    check_first_item("training", train_dataset, train.collate_fn, required)
+    check_items("training", train_dataset, train.collate_fn, required, check_row)
     if val_dataset is None:
         return train, None
     if data.val_batch_size is None and isinstance(val_dataset, IterableDataset):
         raise ValueError("the validation data are a stream of unknown length: set data.val_batch_size")
     size = data.val_batch_size or len(val_dataset)
     validation = build_dataloader(val_dataset, data, train=False, batch_size=size, seed=seed)
-    check_first_item("validation", val_dataset, validation.collate_fn, required)
+    check_items("validation", val_dataset, validation.collate_fn, required, check_row)
     return train, validation
 
 
-def check_first_item(which: str, dataset: Any, collate_fn: Any, required: Sequence[str] = ()) -> None:
-    """Look at the first item, before any model loads, for what the loop needs and what it writes itself.
+def check_items(
+    which: str,
+    dataset: Any,
+    collate_fn: Any,
+    required: Sequence[str] = (),
+    check_row: Callable[[Mapping[str, Any], str], None] | None = None,
+) -> None:
+    """Read the first items, before any model loads: what is wrong with one of them would end the run at its batch.
 
-    A stream, which can be read only once, is not looked at. ValueError for an item that is no dict, lacks the prompt's
-    tensors or a `required` column, or has a column of a name that the loop gives to its own.
+    A stream, which can be read only once, is not looked at.
+
+    Args:
+        required: columns that the reward function reads.
+        check_row: further checks of an item, of which it is told where it is (see RewardManager.check_row).
+
+    Raises:
+        ValueError: an item cannot be read, is no dict, lacks the prompt's tensors or a `required` column, or has a
+            column of a name that the loop gives to its own.
     """
     if isinstance(dataset, IterableDataset):
         return
-    item = dataset[0]
+    _check_columns(which, dataset[0], collate_fn, required)
+    for number in range(min(len(dataset), ITEMS_READ_AHEAD)):
+        item = dataset[number]
+        if check_row is not None:
+            check_row(item, f"item {number} of the {which} data")
+
+
+def _check_columns(which: str, item: Any, collate_fn: Any, required: Sequence[str]) -> None:
     columns = collate_fn([item]) if isinstance(item, Mapping) else {}
     missing = [name for name in PROMPT_COLUMNS if name not in columns]
     if missing:
@@ -75,7 +100,8 @@ def check_first_item(which: str, dataset: Any, collate_fn: Any, required: Sequen
     if lacking:
         raise ValueError(
             f"the {which} data have no column {', '.join(lacking)}, which the reward function reads, only "
-            f"{', '.join(columns)}: add it, or give a reward function that needs none, fn(prompts, responses)"
+            f"{', '.join(columns)}: add it, or score otherwise, by a reward function that needs none (reward_fn="
+            "fn(prompts, responses)) or by a reward model"
         )
     taken = [name for name in columns if name in SCHEMA and SCHEMA[name].tensor and name not in PROMPT_COLUMNS]
     if taken:

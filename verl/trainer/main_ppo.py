@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from verl.config import PPOConfig
 from verl.models.loading import load_model_tokenizer
-from verl.trainer.checks import check_models, checked
+from verl.trainer.check_models import check_models
+from verl.trainer.checks import checked
 from verl.trainer.launch import command_line, exit_with, running
 from verl.trainer.ray_ppo import RayPPOTrainer
 from verl.trainer.roles import default_roles

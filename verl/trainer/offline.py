@@ -182,7 +182,11 @@ class OfflineTrainer(Generic[Config]):
         trainer, final, validation = self.config.trainer, dict[str, float](), dict[str, float]()
         self._resume()
         if self.global_step >= self.total_steps and not trainer.val_only:
-            logger.info("nothing to do: step %d of %d is done", self.global_step, self.total_steps)
+            logger.warning(
+                "nothing to do: step %d of %d is done (trainer.resume_mode=disable starts afresh)",
+                self.global_step,
+                self.total_steps,
+            )
             return final
         self.before_training()
         before = trainer.val_before_train and self.val_dataloader is not None and self.global_step == 0
@@ -268,7 +272,10 @@ class OfflineTrainer(Generic[Config]):
         self.model_wg.load_checkpoint(str(folder / self.model_role))
         self.train_dataloader.load_state_dict(loader_state)
         self.global_step = state["global_step"]
-        logger.info("resumed at step %d from %s", self.global_step, folder)
+        # A warning, as this replaces the weights that were given.
+        logger.warning(
+            "resumed at step %d from %s (trainer.resume_mode=disable starts afresh)", self.global_step, folder
+        )
 
 
 def run(trainer_cls: type[OfflineTrainer[Any]], config: OfflineConfig) -> dict[str, float]:

@@ -10,47 +10,26 @@ It builds the config of `RayPPOTrainer` and runs the same loop.
 
 import copy
 import dataclasses
-import difflib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from verl.config import ModelConfig, PPOConfig
 from verl.config.loader import load_config
-from verl.config.tree import leaf_at
-from verl.models.loading import load_causal_lm, load_model_tokenizer
+from verl.config.tree import flatten
+from verl.models.loading import check_model_folder, load_causal_lm, load_model_tokenizer
 from verl.rewards import load_reward_manager
 from verl.trainer.callbacks import Callback, checked_callbacks
-from verl.trainer.checks import check_models, checked
+from verl.trainer.check_models import check_models, check_module
+from verl.trainer.checks import checked
 from verl.trainer.launch import running
 from verl.trainer.ray_ppo import RayPPOTrainer
 from verl.trainer.roles import Role, default_roles
-
-_ACTOR = "actor_rollout_ref.actor"
-SHORT_KEYS = {
-    "training.num_epochs": "trainer.total_epochs",
-    "training.num_steps": "trainer.total_training_steps",
-    "training.batch_size": "data.train_batch_size",
-    "training.mini_batch_size": f"{_ACTOR}.ppo_mini_batch_size",
-    "training.micro_batch_size_per_gpu": f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
-    "training.learning_rate": f"{_ACTOR}.optim.lr",
-    "training.critic_learning_rate": "critic.optim.lr",
-    "training.num_processes": "trainer.n_gpus_per_node",
-    "training.seed": "trainer.seed",
-    "algorithm.clip_ratio": f"{_ACTOR}.clip_ratio",
-    "algorithm.kl_coef": "algorithm.kl_ctrl.kl_coef",
-    "algorithm.entropy_coeff": f"{_ACTOR}.entropy_coeff",
-    "rollout.name": "actor_rollout_ref.rollout.name",
-    "rollout.n": "actor_rollout_ref.rollout.n",
-    "rollout.temperature": "actor_rollout_ref.rollout.temperature",
-    "rollout.top_p": "actor_rollout_ref.rollout.top_p",
-    "rollout.top_k": "actor_rollout_ref.rollout.top_k",
-    "rollout.max_response_length": "data.max_response_length",
-}
-"""Short names that `config` may use besides the full keys of docs/config.md."""
+from verl.trainer.short_keys import Settings, full_keys
 
 
 class PPOTrainer:
@@ -63,8 +42,10 @@ class PPOTrainer:
         reward_fn: `fn(prompts, responses) -> list of floats`, any other kind of `verl.rewards.RewardFunction`, or
             several of them (a list, or name -> function); `config` may have keys of `reward`, such as `timeout_s`.
         dataset, val_dataset: `PromptDataset`, `RLHFDataset`, a path of data files, or anything with len() and [] that
-            gives their items. `dataset` may also be given to `train`.
-        config: nested dict of short keys (`SHORT_KEYS`) or full keys, or a PPOConfig.
+            gives their items. `dataset` may also be given to `train`. With a `val_dataset` the last step is validated,
+            unless `trainer.test_freq` says otherwise.
+        config: nested dict of short keys (`verl.trainer.short_keys`) or full keys, or a PPOConfig. `data.train_files`
+            and `data.val_files` may take the place of `dataset` and `val_dataset`.
         algorithm: the algorithm section by itself, such as {"name": "grpo", "gamma": 0.95}, or the name alone.
         tokenizer: the policy's; by default the one beside the actor's weights.
         ref_model: the reference as a module or a name; None is the actor as it starts.
@@ -77,7 +58,7 @@ class PPOTrainer:
         ray_address: a running Ray cluster to use; None uses one that runs here, or starts one for the run.
 
     Raises, before anything loads, ValueError for settings that are unknown or contradict each other, and TypeError for
-    models and callbacks that are none.
+    arguments of the wrong kind. With a PPOConfig, which has a value for every key, the arguments win.
     """
 
     def __init__(
@@ -101,30 +82,49 @@ class PPOTrainer:
         device_map: Mapping[str, Any] | str | Path | None = None,
         ray_address: str | None = None,
     ) -> None:
+        _check_kinds(
+            config=(config, (Mapping, PPOConfig)),
+            algorithm=(algorithm, (Mapping, str)),
+            output_dir=(output_dir, (str, Path)),
+            logger=(logger, (str, list, tuple)),
+            device_map=(device_map, (Mapping, str, Path)),
+            ray_address=(ray_address, (str,)),
+        )
         self.models = {
             "actor_rollout_ref.model": _one_of("actor_model", actor_model, actor_model_name),
             "critic.model": _model("critic_model", critic_model),
             "reward.reward_model.model": _one_of("reward_model", reward_model, reward_model_name),
         }
-        self.ref_model = _loaded(_model("ref_model", ref_model))
+        self.ref_model = _model("ref_model", ref_model)
+        for argument, model, trained in (
+            ("actor_model", self.models["actor_rollout_ref.model"], True),
+            ("critic_model", self.models["critic.model"], True),
+            ("ref_model", self.ref_model, False),
+            ("reward_model", self.models["reward.reward_model.model"], False),
+        ):
+            if isinstance(model, nn.Module):
+                check_module(argument, model, trained)
         self.reward_fn = reward_fn
-        self.dataset, self.val_dataset = dataset, val_dataset
+        self.dataset, self.val_dataset = _dataset("dataset", dataset), _dataset("val_dataset", val_dataset)
         self.callbacks = checked_callbacks(callbacks)
         self.ray_address = ray_address
         if isinstance(tokenizer, str | Path):
             raise TypeError(f"tokenizer={str(tokenizer)!r} is a name: give a loaded one, or set model.tokenizer_path")
+        if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+            raise TypeError(f"tokenizer is a {type(tokenizer).__name__}: expected one of transformers")
         self.config = self._build_config(config, algorithm, output_dir, logger, device_map)
         self.tokenizer = tokenizer
         self.trainer: RayPPOTrainer | None = None
         self._trained: dict[str, torch.Tensor] | None = None
 
     def train(self, dataset: Any = None) -> dict[str, float]:
-        """Run all steps. Returns the final metrics."""
-        dataset = self.dataset if dataset is None else dataset
-        if dataset is None:
-            raise ValueError("there is nothing to train on: give dataset=... to PPOTrainer or to train()")
+        """Run all steps, from the weights that the models were given with, also when called again. Returns the final
+        metrics."""
+        dataset = self.dataset if dataset is None else _dataset("dataset", dataset)
+        self._trained = None
         config = self._with_data(dataset)
         roles = default_roles(config)
+        self._check_used(config, roles)
         check_models(config, given=self._given())
         tokenizer = self._tokenizer(dataset, config)
         reward = (
@@ -150,9 +150,14 @@ class PPOTrainer:
 
     def get_model(self) -> nn.Module:
         """The trained policy: a copy of the module that was given, or a model loaded from the given name, with the
-        weights that training ended with."""
-        if self._trained is None:
+        weights that training ended with. RuntimeError when no training has ended."""
+        if self._trained is None and self.trainer is None:
             raise RuntimeError("there is no trained model yet: call train() first")
+        if self._trained is None:
+            raise RuntimeError(
+                "there is no trained model, since train() ended with an error; with trainer.save_freq there are "
+                f"checkpoints of such a run in {self.config.trainer.default_local_dir}"
+            )
         actor = self.models["actor_rollout_ref.model"]
         if isinstance(actor, nn.Module):
             model = copy.deepcopy(actor)
@@ -173,45 +178,83 @@ class PPOTrainer:
         logger: Sequence[str] | str | None,
         device_map: Mapping[str, Any] | str | Path | None,
     ) -> PPOConfig:
-        settings: dict[str, Any] = {}
-        if logger is not None or not isinstance(config, PPOConfig):
-            settings["trainer.logger"] = [logger] if isinstance(logger, str) else list(logger or ["file"])
+        settings = Settings()
+        if isinstance(config, PPOConfig):
+            settings.values |= dict(flatten(dataclasses.asdict(config)))
+            settings.replaces = True
+        else:
+            settings.add("config", dict(full_keys(config or {})))
+        self._chosen = set() if isinstance(config, PPOConfig) else set(settings.values)
+        if logger is not None:
+            settings.add("logger", {"trainer.logger": [logger] if isinstance(logger, str) else list(logger)})
         if output_dir is not None:
-            settings["trainer.default_local_dir"] = output_dir
+            settings.add("output_dir", {"trainer.default_local_dir": str(Path(output_dir).expanduser())})
         for section, model in self.models.items():
             if isinstance(model, str):
-                settings[f"{section}.path"] = model
+                settings.add(f"the argument for {section}", {f"{section}.path": model})
+            elif model is not None and f"{section}.path" in self._chosen:
+                raise ValueError(f"a module is given, and config has {section}.path: leave one out")
         if self.models["reward.reward_model.model"] is not None:
-            settings["reward.reward_model.enable"] = True
-            settings["reward.rule_weight"] = 0.0 if self.reward_fn is None else 1.0
-        if isinstance(config, PPOConfig):
-            settings = {**dict(_flat(dataclasses.asdict(config))), **settings}
-        else:
-            settings |= dict(_full_keys(config or {}))
+            settings.add("reward_model", {"reward.reward_model.enable": True})
+            if "reward.rule_weight" not in self._chosen:
+                settings.values["reward.rule_weight"] = 0.0 if self.reward_fn is None else 1.0
         if device_map is not None:
-            settings["trainer.device_map"] = dict(device_map) if isinstance(device_map, Mapping) else str(device_map)
-        self._finds_devices = not isinstance(config, PPOConfig) and "trainer.n_gpus_per_node" not in settings
+            if any(key.startswith("trainer.device_map") for key in self._chosen):
+                raise ValueError("device_map is given, and config has trainer.device_map: leave one out")
+            given = dict(device_map) if isinstance(device_map, Mapping) else str(device_map)
+            others = {key: v for key, v in settings.values.items() if not key.startswith("trainer.device_map")}
+            settings.values = {**others, "trainer.device_map": given}
         named: Mapping[str, Any] = {"name": algorithm} if isinstance(algorithm, str) else algorithm or {}
-        settings |= dict(_full_keys({"algorithm": dict(named)}))
-        return load_config(settings=settings)
+        settings.add("algorithm", dict(full_keys({"algorithm": dict(named)})))
+        if not isinstance(config, PPOConfig):
+            settings.values.setdefault("trainer.logger", ["file"])
+            if self.val_dataset is not None:
+                settings.values.setdefault("trainer.test_freq", 0)
+        self._finds_devices = not isinstance(config, PPOConfig) and "trainer.n_gpus_per_node" not in settings.values
+        return load_config(settings=settings.values)
 
     def _with_data(self, dataset: Any) -> PPOConfig:
         config = copy.deepcopy(self.config)
-        for key, value in (("train_files", dataset), ("val_files", self.val_dataset)):
+        data, mini_batch_size = config.data, "actor_rollout_ref.actor.ppo_mini_batch_size"
+        for name, key, value in (
+            ("dataset", "train_files", dataset),
+            ("val_dataset", "val_files", self.val_dataset),
+        ):
+            named = getattr(data, key)
+            if value is not None and named is not None and not (_is_path(value) and named == value):
+                raise ValueError(f"{name} is given, and config has data.{key}={named}: leave one out")
             if _is_path(value):
-                setattr(config.data, key, value)
+                setattr(data, key, value)
+        if dataset is None and data.train_files is None:
+            raise ValueError("there is nothing to train on: give dataset=... to PPOTrainer or to train()")
         width = getattr(dataset, "max_prompt_length", None)
         if width is not None:
-            config.data.max_prompt_length = width
+            if "data.max_prompt_length" in self._chosen and data.max_prompt_length != width:
+                raise ValueError(
+                    f"config has data.max_prompt_length={data.max_prompt_length}, but the data set has "
+                    f"max_prompt_length={width}: leave the first one out"
+                )
+            data.max_prompt_length = width
         actor, trainer = config.actor_rollout_ref.actor, config.trainer
-        # The class's default is for clusters; a mini-batch larger than the batch means the whole batch here.
-        actor.ppo_mini_batch_size = min(actor.ppo_mini_batch_size, config.data.train_batch_size)
+        if mini_batch_size not in self._chosen:
+            # The class's default is for clusters; a mini-batch larger than the batch means the whole batch here.
+            actor.ppo_mini_batch_size = min(actor.ppo_mini_batch_size, data.train_batch_size)
         if self._finds_devices and trainer.worker_group == "ray" and trainer.device != "cpu":
             samples = actor.ppo_mini_batch_size * config.actor_rollout_ref.rollout.n
             trainer.n_gpus_per_node = max(1, min(torch.cuda.device_count(), samples))
-        if self.val_dataset is None:
-            trainer.test_freq = -1
         return checked(config, given=self._given(dataset))
+
+    def _check_used(self, config: PPOConfig, roles: Mapping[str, Any]) -> None:
+        """ValueError for a model that the run would not use, and for data without anything that scores."""
+        name = config.algorithm.name or config.algorithm.adv_estimator
+        for argument, model, role in (
+            ("critic_model", self.models["critic.model"], Role.Critic),
+            ("ref_model", self.ref_model, Role.RefPolicy),
+        ):
+            if model is not None and role not in roles:
+                raise ValueError(f"{argument} is given, but algorithm {name} as configured uses none: leave it out")
+        if isinstance(self.ref_model, str):
+            check_model_folder(self.ref_model)
 
     def _given(self, dataset: Any = None) -> list[str]:
         objects = {
@@ -222,10 +265,11 @@ class PPOTrainer:
         return [key for key, value in objects.items() if value is not None]
 
     def _tokenizer(self, dataset: Any, config: PPOConfig) -> Any:
-        if self.tokenizer is not None:
-            return self.tokenizer
-        if getattr(dataset, "tokenizer", None) is not None:
-            return dataset.tokenizer
+        theirs = getattr(dataset, "tokenizer", None)
+        if self.tokenizer is not None and theirs is not None and self.tokenizer.get_vocab() != theirs.get_vocab():
+            raise ValueError("tokenizer=... has another vocabulary than that of the data set: give both the same one")
+        if self.tokenizer is not None or theirs is not None:
+            return theirs if self.tokenizer is None else self.tokenizer
         if config.actor_rollout_ref.model.path is None:
             raise ValueError("the actor was given as a module, so its tokenizer must be given too: tokenizer=...")
         return load_model_tokenizer(config.actor_rollout_ref.model, config.data.chat_template)
@@ -235,7 +279,7 @@ class PPOTrainer:
         actor = self.models["actor_rollout_ref.model"]
         found = {
             **dict.fromkeys((Role.ActorRollout, Role.Actor, Role.Rollout), actor),
-            Role.RefPolicy: self.ref_model if self.ref_model is not None else actor,
+            Role.RefPolicy: _loaded(self.ref_model) if self.ref_model is not None else actor,
             Role.Critic: self.models["critic.model"] if self.models["critic.model"] is not None else actor,
             Role.RewardModel: self.models["reward.reward_model.model"],
         }
@@ -269,24 +313,27 @@ def _object(dataset: Any) -> Any:
 def _is_path(dataset: Any) -> bool:
     """Whether `dataset` names a data file or several."""
     names = dataset if isinstance(dataset, list) else [dataset]
-    return all(isinstance(name, str | Path) for name in names)
+    return bool(names) and all(isinstance(name, str | Path) for name in names)
 
 
-def _full_keys(nested: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """(full key, value) for every leaf. ValueError for what is nearly a short key; the loader tells the rest."""
-    for key, value in _flat(nested):
-        if key not in SHORT_KEYS and leaf_at(key) is None:
-            near = difflib.get_close_matches(key, SHORT_KEYS, n=1, cutoff=0.8)
-            if near:
-                raise ValueError(f"unknown key {key} (config): did you mean {near[0]}? See docs/python_api.md")
-        yield SHORT_KEYS.get(key, key), value
+def _dataset(name: str, dataset: Any) -> Any:
+    """What may be trained on. TypeError for anything else, ValueError for what holds nothing."""
+    if dataset is None or isinstance(dataset, IterableDataset):
+        return dataset
+    readable = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__") and not isinstance(dataset, Mapping)
+    if isinstance(dataset, type) or not (_is_path(dataset) or readable):
+        raise TypeError(
+            f"{name} is {dataset!r:.100}: expected a path, or a data set such as "
+            "verl.data.PromptDataset(prompts, tokenizer)"
+        )
+    if isinstance(dataset, Path) or len(dataset):
+        return dataset
+    raise ValueError(f"{name} is empty")
 
 
-def _flat(nested: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) for every leaf; an empty mapping is a leaf."""
-    for key, value in nested.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{path}.")
-        elif not isinstance(value, Mapping):
-            yield path, value
+def _check_kinds(**arguments: tuple[Any, tuple[type, ...]]) -> None:
+    """TypeError for an argument that is of none of its kinds; None is always one."""
+    for name, (value, kinds) in arguments.items():
+        if value is not None and not isinstance(value, kinds):
+            expected = " or ".join(kind.__name__ for kind in kinds)
+            raise TypeError(f"{name} is {value!r:.100}: expected {expected}")

@@ -35,8 +35,9 @@ from verl.config.loader import to_dict
 from verl.protocol import DataProto, align
 from verl.rewards import RewardManager, load_reward_manager
 from verl.trainer.callbacks import Callback, checked_callbacks
+from verl.trainer.check_models import check_tokenizer
 from verl.trainer.checkpoint import Checkpoints
-from verl.trainer.checks import check_single_rewards, check_tokenizer, check_writable, checked
+from verl.trainer.checks import check_single_rewards, check_writable, checked
 from verl.trainer.launch import due, load_models, placement, shut_down, start_worker_groups
 from verl.trainer.loaders import build_loaders, endless, total_steps
 from verl.trainer.metrics import (
@@ -129,17 +130,24 @@ class RayPPOTrainer:
         self.callbacks = checked_callbacks(callbacks)
         self.should_stop = False
         check_roles(self.config, self.role_worker_mapping)
-        check_tokenizer(tokenizer, self.config.actor_rollout_ref.model, policy)
+        check_tokenizer(tokenizer, self.config, self.modules)
 
         self.reward_fn = reward_fn or load_reward_manager(
             self.config.reward, tokenizer, self.config.data.max_response_length
         )
         self.val_reward_fn = val_reward_fn or self.reward_fn
         check_single_rewards(self.config, self.reward_fn)
-        # Known now, a missing column costs nothing; at the first reward it would cost a rollout.
-        required = getattr(self.reward_fn, "required_columns", ()) if self.config.reward.rule_weight else ()
+        # What is wrong with the data costs nothing now; at the first reward it would cost a rollout.
+        by_rule = bool(self.config.reward.rule_weight)
         self.train_dataloader, self.val_dataloader = build_loaders(
-            self.config, tokenizer, required, train_dataset, val_dataset, collate_fn, train_sampler
+            self.config,
+            tokenizer,
+            getattr(self.reward_fn, "required_columns", ()) if by_rule else (),
+            train_dataset,
+            val_dataset,
+            collate_fn,
+            train_sampler,
+            self.reward_fn.check_row if by_rule and isinstance(self.reward_fn, RewardManager) else None,
         )
         self.total_steps = total_steps(self.config, self.train_dataloader)
 
@@ -228,7 +236,11 @@ class RayPPOTrainer:
         if config.trainer.val_only:
             return final
         if self.global_step >= self.total_steps:
-            logger.info("nothing to do: step %d of %d is done", self.global_step, self.total_steps)
+            logger.warning(
+                "nothing to do: step %d of %d is done (trainer.resume_mode=disable starts afresh)",
+                self.global_step,
+                self.total_steps,
+            )
             return final
 
         validation: dict[str, float] = {}
@@ -559,7 +571,10 @@ class RayPPOTrainer:
         self.kl_controller.load_state_dict(state["kl_controller"])
         self.global_step = state["global_step"]
         self.prompt_batches_drawn = state["prompt_batches_drawn"]
-        logger.info("resumed at step %d from %s", self.global_step, folder)
+        # A warning, as this replaces the weights that were given.
+        logger.warning(
+            "resumed at step %d from %s (trainer.resume_mode=disable starts afresh)", self.global_step, folder
+        )
 
 
 def _without_prompt_columns(prompts: DataProto) -> DataProto:

@@ -3,9 +3,9 @@
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
 from typing import Any
 
+from verl.config.tree import flatten
 from verl.utils.tracking.base import Run, Scalar
 
 PARAMS_PER_CALL = 100
@@ -35,7 +35,7 @@ class MlflowBackend:
         experiment = self._client.get_experiment_by_name(run.project)
         number = experiment.experiment_id if experiment else self._client.create_experiment(run.project, artifacts)
         self._run_id = self._client.create_run(number, run_name=run.experiment).info.run_id
-        params = [Param(_allowed(name), str(value)) for name, value in _flat(run.plain_config())]
+        params = [Param(_allowed(name), str(value)) for name, value in flatten(run.plain_config())]
         for start in range(0, len(params), PARAMS_PER_CALL):
             self._client.log_batch(self._run_id, params=params[start : start + PARAMS_PER_CALL])
 
@@ -64,12 +64,3 @@ class MlflowBackend:
 
 def _allowed(name: str) -> str:
     return re.sub(r"[^\w\-. :/]", "_", name, flags=re.ASCII)
-
-
-def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Each value under its dotted name."""
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

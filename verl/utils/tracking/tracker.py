@@ -113,13 +113,17 @@ class Tracking:
             raise RuntimeError(f"{what} was logged after finish()")
 
 
+_PACKAGES = {"mlflow": "mlflow-skinny sqlalchemy alembic"}
+"""Of the loggers that are not their package's name."""
+
+
 def _start(name: str, run: Run) -> Backend:
     try:
         return BACKENDS[name](run)
     except ImportError as error:
         raise ValueError(
-            f"logger {name!r} cannot be imported ({error}): install it with `pip install 'verl[tracking]'`, "
-            f"or remove it from trainer.logger"
+            f"logger {name!r} cannot be imported ({error}): install it with `pip install {_PACKAGES.get(name, name)}`, "
+            "or remove it from trainer.logger"
         ) from error
     except Exception as error:
         hint = getattr(BACKENDS[name], "hint", f"see {run.directory}")
