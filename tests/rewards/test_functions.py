@@ -41,6 +41,8 @@ def field(data_source: Any, solution_str: Any, ground_truth: Any, extra_info: An
         (lambda data_source, solution_str, ground_truth, extra_info, prompt_str: 0, "row"),
         (lambda prompts, responses: [], "texts"),
         (lambda prompts, responses, scale=1: [], "texts"),
+        (lambda *, prompts, responses: [], "texts"),
+        (lambda prompts, completions: [], "texts"),
         (lambda batch: None, "batch"),
         (lambda data, return_dict=False: None, "batch"),
     ],
@@ -49,10 +51,26 @@ def test_kinds_are_told_by_the_signature(fn: Any, kind: str) -> None:
     assert kind_of(fn) == kind
 
 
-@pytest.mark.parametrize("fn", [lambda: 0, lambda a, b, c: 0, lambda solution_str, ground_truth: 0, "f"])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda: 0,
+        lambda a, b, c: 0,
+        lambda solution_str, ground_truth: 0,
+        lambda response: 0.0,
+        lambda completions, prompts: [],
+        "f",
+    ],
+)
 def test_what_is_no_reward_function(fn: Any) -> None:
     with pytest.raises(ValueError, match="reward function"):
         kind_of(fn)
+
+
+def test_names_say_which_texts_are_which(tiny_tokenizer: Any, responses_batch: Batches) -> None:
+    batch = responses_batch(["one"], prompts=["a"])
+    for fn in (lambda responses, prompts: [len(responses[0])], lambda *, prompts, responses: [len(responses[0])]):
+        assert row_scores(RewardManager(tiny_tokenizer, fn)(batch)) == [3]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

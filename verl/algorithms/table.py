@@ -72,8 +72,10 @@ def markdown() -> str:
     parts = [
         _HEAD,
         "## Short names: `algorithm.name`",
-        "A short name sets the keys of its paper together; one that you set as well keeps your value. Here they are\n"
-        "written without `algorithm.` and `actor_rollout_ref.`. Whether there is a critic follows from the estimator.",
+        "A short name sets the keys below together; one that you set as well keeps your value. Here they are written\n"
+        "without `algorithm.` and `actor_rollout_ref.`. Whether there is a critic follows from the estimator. Keys\n"
+        "that are not listed keep their defaults: `grpo` averages over tokens, as most of its runs do, where its\n"
+        "paper averages over the tokens of a response first (`actor.loss_agg_mode=seq-mean-token-mean`).",
         _preset_table(),
         "## Advantage estimators: `algorithm.adv_estimator`",
         _table(adv_estimator_rows(), "Needs"),

@@ -1,4 +1,4 @@
-"""Short names of algorithms: `algorithm.name` sets estimator, loss and KL route to what the paper has.
+"""Short names of algorithms: `algorithm.name` sets estimator, loss and KL route.
 
 A key that the user sets as well keeps the user's value, but for those that say what is learnt (`IDENTITY`): with
 another value there, it is another algorithm.

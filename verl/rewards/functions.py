@@ -11,6 +11,7 @@ from verl.utils.imports import import_from_path
 Kind = Literal["row", "texts", "batch"]
 
 ROW_ARGUMENTS = ("data_source", "solution_str", "ground_truth", "extra_info")
+TEXT_ARGUMENTS = ("prompts", "responses")
 OPTIONAL_ROW_ARGUMENT = "prompt_str"
 """The prompt's text, for row functions that name it among their parameters."""
 
@@ -29,7 +30,7 @@ class RewardFunction:
     Kinds, told apart by the signature (`kind`):
         row    `fn(data_source, solution_str, ground_truth, extra_info)`, by keyword, once a row -> a finite number, a
                number per sampled token, or a dict with either as `score`. A parameter `prompt_str` gets the prompt.
-        texts  `fn(prompts, responses)` -> one of these per row.
+        texts  `fn(prompts, responses)` -> one of these per row; by keyword where it has parameters of these names.
         batch  `fn(batch: DataProto)` -> a tensor [B] or [B, R], or a dict with it as `reward_tensor` and
                `reward_extra_info` (name -> list of B).
     """
@@ -40,11 +41,13 @@ class RewardFunction:
     in_driver: bool = False
     kind: Kind = field(init=False)
     wants_prompt: bool = field(init=False, default=False)
+    by_keyword: bool = field(init=False, default=True)
     is_async: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", kind_of(self.fn))
         object.__setattr__(self, "wants_prompt", OPTIONAL_ROW_ARGUMENT in _parameters(self.fn))
+        object.__setattr__(self, "by_keyword", set(TEXT_ARGUMENTS) <= set(_parameters(self.fn)))
         object.__setattr__(self, "is_async", _is_async(self.fn))
 
 
@@ -85,6 +88,7 @@ def kind_of(fn: Callable[..., Any]) -> Kind:
         ("row", (), dict.fromkeys(ROW_ARGUMENTS)),
         ("row", (), dict.fromkeys((*ROW_ARGUMENTS, OPTIONAL_ROW_ARGUMENT))),
         ("batch", (None,), {}),
+        ("texts", (), dict.fromkeys(TEXT_ARGUMENTS)),
         ("texts", (None, None), {}),
     )
     for kind, args, kwargs in attempts:
@@ -92,12 +96,19 @@ def kind_of(fn: Callable[..., Any]) -> Kind:
             signature.bind(*args, **kwargs)
         except TypeError:
             continue
-        if kind == "row" or not set(ROW_ARGUMENTS) & set(signature.parameters):  # else it is a row function, incomplete
+        if kind == "row" or kwargs or not (set(ROW_ARGUMENTS) & set(signature.parameters) or _otherwise(signature)):
             return kind
+        break  # a row function that is incomplete, or a function of texts with others than it would get
     raise ValueError(
         f"{_name(fn)}{signature} is no reward function: expected fn({', '.join(ROW_ARGUMENTS)}), "
         "fn(prompts, responses) or fn(batch)"
     )
+
+
+def _otherwise(signature: inspect.Signature) -> bool:
+    """Whether a function's parameters, by their names, are not those that it would be called with."""
+    first, second = [*(name.rstrip("s") for name in signature.parameters), "", ""][:2]
+    return second == "prompt" or (not second and first in ("prompt", "response", "completion", "answer", "text"))
 
 
 def reward_functions(given: Any) -> list[RewardFunction]:

@@ -19,7 +19,7 @@ from verl.protocol.columns import object_column
 from verl.rewards.calls import Call, Outcome
 from verl.rewards.default import default_compute_score, scorer_for
 from verl.rewards.driver import run_in_driver
-from verl.rewards.functions import OPTIONAL_ROW_ARGUMENT, RewardFunction, reward_functions
+from verl.rewards.functions import OPTIONAL_ROW_ARGUMENT, TEXT_ARGUMENTS, RewardFunction, reward_functions
 from verl.rewards.judge import Judge
 from verl.rewards.length import OverlongBuffer
 from verl.rewards.pool import ScoringPool
@@ -186,7 +186,11 @@ class RewardManager:
         if function.kind == "batch":
             return [Call(number, (batch,), timeout_s=limits.batch_timeout_s)]
         if function.kind == "texts":
-            return [Call(number, (texts.prompts, texts.responses), timeout_s=limits.batch_timeout_s)]
+            both = (texts.prompts, texts.responses)
+            if function.by_keyword:
+                named = dict(zip(TEXT_ARGUMENTS, both, strict=True))
+                return [Call(number, kwargs=named, timeout_s=limits.batch_timeout_s)]
+            return [Call(number, both, timeout_s=limits.batch_timeout_s)]
         columns, timeout_s = texts.columns, math.inf if function.in_driver else limits.timeout_s
         calls = []
         for row, text in enumerate(texts.responses):

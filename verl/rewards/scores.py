@@ -107,7 +107,10 @@ def batch_scores(name: str, outcome: Outcome | None, mask: Tensor) -> list[RowSc
         length = _length(column)
         if length != rows:
             found = f"{column!r:.100}" if length is None else f"{length} {what}"
-            raise ValueError(f"the reward function {name!r} returned {found} for {rows} rows: expected {rows}")
+            raise ValueError(
+                f"the reward function {name!r} returned {found} for {rows} rows: expected {rows}, one for each row of "
+                "the batch that it is called with"
+            )
     if isinstance(value, Tensor | np.ndarray) and len(value.shape) == 2:
         if tuple(value.shape) != tuple(mask.shape):
             raise ValueError(
