@@ -183,3 +183,12 @@ def test_lengths_of_many_are_those_of_each(tiny_tokenizer: Any) -> None:
         encode.lengths([("here", "x", None), ("there", "", None)])
     with pytest.raises(ValueError, match="there: the prompt is empty"):
         PromptEncoder(tiny_tokenizer, "{{ messages[0].content }}").lengths([("there", chat(""), None)])
+
+
+def test_half_a_character_is_told(tiny_tokenizer: Any) -> None:
+    encode = PromptEncoder(tiny_tokenizer)
+    for prompt in ("two \ud83d", chat("two \ud83d")):
+        with pytest.raises(ValueError, match=r"the text has half a character, '.ud83d', after '.*two ': it was cut"):
+            encode(prompt)
+        with pytest.raises(ValueError, match=r"row 3: the text has half a character"):
+            encode.lengths([("row 3", prompt, None)])

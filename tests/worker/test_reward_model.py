@@ -190,6 +190,10 @@ def test_formats_of_the_text(tiny_tokenizer: Any) -> None:
     target.chat_template = "{% for m in messages %}{{ m.role }} is {{ m.content }} {% endfor %}"
     assert read(chats) == read(chats, text_format="chat") == ["[UNK] is one plus two [UNK] is three"]
     assert read(plain) == pair
+    target.chat_template = "{% for m in messages %}{{ 'two' if 'tool_calls' in m else 'one' }} {% endfor %}"
+    chats.non_tensor_batch["raw_prompt"][0][0]["tool_calls"] = None  # as a table has it whose other rows have calls
+    assert read(chats) == ["one one"]
+    target.chat_template = "{% for m in messages %}{{ m.role }} is {{ m.content }} {% endfor %}"
     assert read(chats, max_length=3) == ["[UNK] is three"]
     with pytest.raises(ValueError, match="needs chats, but the batch has none"):
         read(plain, text_format="chat")

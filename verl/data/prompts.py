@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from verl.utils.control_tokens import ControlTokens
+from verl.utils.chat import without_null_fields
+from verl.utils.control_tokens import ControlTokens, check_characters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -85,6 +86,7 @@ class PromptEncoder:
                 if rendered is None or self.control.marked(rendered):
                     found[number] = len(self(prompt, tools))
                 else:
+                    check_characters(rendered)
                     chats[number] = rendered
         if chats:
             encoded = self.tokenizer(list(chats.values()), add_special_tokens=False, verbose=False)["input_ids"]
@@ -166,6 +168,7 @@ class PromptEncoder:
         return text
 
     def _tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        check_characters(text)
         # verbose=False: a prompt longer than the model's limit is the filter's business, not a warning's.
         return list(self.tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)["input_ids"])
 
@@ -228,7 +231,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _checked_messages(messages: Any) -> list[dict[str, Any]]:
-    """The messages without their null fields: an absent field of a parquet struct reads as null."""
+    """The messages without their null fields. ValueError for what is no chat."""
     if not isinstance(messages, list | tuple):
         raise ValueError(f"a prompt must be a string or a list of messages, not a {type(messages).__name__}")
     if not messages:
@@ -239,6 +242,4 @@ def _checked_messages(messages: Any) -> list[dict[str, Any]]:
         if message["content"] is None and not message.get("tool_calls"):
             # Most templates would write the word "None".
             raise ValueError(f"the content of a message without tool calls is null: {message!r:.200}")
-    return [
-        {key: value for key, value in message.items() if value is not None or key == "content"} for message in messages
-    ]
+    return without_null_fields(messages)

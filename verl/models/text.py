@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from verl.utils.chat import without_null_fields
 from verl.utils.control_tokens import ControlTokens
 
 TextFormat = Literal["auto", "chat", "pair", "text"]
@@ -81,7 +82,8 @@ class Retokenizer:
     def _chat(self, chat: Sequence[Any], answer: str, ended: bool) -> list[int]:
         text, with_probe = (
             self.target.apply_chat_template(
-                self._control.mark([*chat, {"role": "assistant", "content": content}]), tokenize=False
+                self._control.mark([*without_null_fields(chat), {"role": "assistant", "content": content}]),
+                tokenize=False,
             )
             for content in (answer, _PROBE)
         )

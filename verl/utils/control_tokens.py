@@ -11,6 +11,18 @@ _MARK = _OPENING + "{}\ue001"
 _MARKED = re.compile(_MARK.format("([0-9]+)"))
 
 
+def check_characters(text: str) -> None:
+    """ValueError for half a character, which JSON can write ("\\ud83d" without its other half) and no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        raise ValueError(
+            f"the text has half a character, {half!r}, after {text[max(error.start - 20, 0) : error.start]!r}: it was cut "
+            "inside one; write it whole, or leave it out"
+        ) from error
+
+
 class ControlTokens:
     """A tokenizer's special tokens, and how texts that hold their names are tokenized.
 
@@ -75,6 +87,7 @@ class ControlTokens:
         return [token for character in name for token in self._tokenize(character, split_special_tokens=True)]
 
     def _tokenize(self, text: str, split_special_tokens: bool = False) -> list[int]:
+        check_characters(text)
         # verbose=False: that a text is longer than the model's limit is somebody else's business.
         encoded = self.tokenizer(
             text, add_special_tokens=False, split_special_tokens=split_special_tokens, verbose=False
