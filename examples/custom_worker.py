@@ -1,6 +1,6 @@
 """A worker and a trainer of your own: reward answers that have rarely been given before.
 
-    python examples/custom_worker.py [key=value ...]
+    python examples/custom_worker.py [key=value ...] [--config file.yaml] [--dry-run]
 
 `NoveltyWorker` is a new role. It lives in the same Ray actors as the models, its method is registered like theirs, so
 the driver splits the batch over processes and joins the results; and the trainer calls it in one line.
@@ -8,15 +8,16 @@ the driver splits the batch over processes and joins the results; and the traine
 
 import sys
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
-from ppo_trainer import config_from
+from ppo_trainer import main as train
 
 from verl import DataProto
 from verl.config import PPOConfig
 from verl.models.loading import load_model_tokenizer
 from verl.trainer import RayPPOTrainer
-from verl.trainer.launch import running
+from verl.trainer.launch import exit_with, running
 from verl.trainer.roles import default_roles
 from verl.trainer.steps import with_tensors
 from verl.worker import Dispatch, Worker, register
@@ -60,8 +61,14 @@ class NoveltyTrainer(RayPPOTrainer):
         return with_tensors(batch, token_level_scores=scores), metrics
 
 
-def main(overrides: list[str]) -> dict[str, float]:
-    config = config_from(["trainer.experiment_name=novelty", "trainer.total_training_steps=3", *overrides])
+DEFAULTS = [
+    "trainer.total_training_steps=3",
+    "trainer.experiment_name=novelty",
+    "trainer.default_local_dir=outputs/novelty",
+]
+
+
+def run(config: PPOConfig) -> dict[str, float]:
     roles = {**default_roles(config), "novelty": NoveltyWorker}
     tokenizer = load_model_tokenizer(config.actor_rollout_ref.model)
     trainer = NoveltyTrainer(config, tokenizer, roles)
@@ -69,5 +76,9 @@ def main(overrides: list[str]) -> dict[str, float]:
         return trainer.fit()
 
 
+def main(argv: Sequence[str]) -> dict[str, float]:
+    return train(argv, DEFAULTS, __doc__, run)
+
+
 if __name__ == "__main__":
-    print(main(sys.argv[1:]))
+    exit_with(lambda: main(sys.argv[1:]))

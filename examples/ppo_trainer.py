@@ -15,7 +15,7 @@ overridden, for example
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from data.arithmetic import write_arithmetic
@@ -54,13 +54,18 @@ DEFAULTS = [
 ]
 
 
-def main(argv: Sequence[str], defaults: Sequence[str] = (), description: str | None = __doc__) -> dict[str, float]:
-    """Run with the example's defaults, then `defaults`, then what the command line says."""
+def main(
+    argv: Sequence[str],
+    defaults: Sequence[str] = (),
+    description: str | None = __doc__,
+    run: Callable[[PPOConfig], dict[str, float]] = run,
+) -> dict[str, float]:
+    """`run` with the example's defaults, then `defaults`, then what the command line says."""
     keys = [*DEFAULTS, f"trainer.default_local_dir={OUTPUT}", *INPUTS.defaults(), *defaults]
-    return command_line(PPOConfig, checked, train, description, argv, keys)
+    return command_line(PPOConfig, checked, lambda config: train(config, run), description, argv, keys)
 
 
-def train(config: PPOConfig) -> dict[str, float]:
+def train(config: PPOConfig, run: Callable[[PPOConfig], dict[str, float]]) -> dict[str, float]:
     INPUTS.prepare(config)
     metrics_file = Path(config.trainer.default_local_dir) / "metrics.jsonl"
     if config.trainer.resume_mode == "disable" and metrics_file.exists():

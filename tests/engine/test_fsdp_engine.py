@@ -1,3 +1,4 @@
+import gc
 import math
 import shutil
 from collections.abc import Callable
@@ -48,6 +49,20 @@ def weights(engine: FSDPEngine) -> dict[str, Tensor]:
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_one_process_that_shards_has_a_group_as_long_as_its_engines() -> None:
+    gc.collect()  # what other tests left
+    mixed = MixedPrecisionConfig(param_dtype="bf16")
+    first, second = build(mixed_precision=mixed), build(mixed_precision=mixed)
+    train(first, 1)
+    del first
+    gc.collect()
+    train(second, 1)
+    assert dist.is_initialized()
+    del second
+    gc.collect()
+    assert not dist.is_initialized()
 
 
 def test_forward_keeps_the_order_of_rows_and_no_gradients() -> None:

@@ -1,10 +1,13 @@
 """The key-value cache, and how many rows fit."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from verl.rollout import kv_cache
 from verl.rollout.kv_cache import RowCache, row_bytes, rows_that_fit
+from verl.utils import memory
 
 
 def states(*rows: list[float]) -> torch.Tensor:
@@ -41,11 +44,9 @@ def test_memory_of_a_row(tiny_model_factory, monkeypatch: pytest.MonkeyPatch) ->
         assert rows_that_fit(config, torch.float32, cpu, 10, 6) == rows
 
 
-def test_a_containers_limit_counts(tmp_path) -> None:
-    assert kv_cache._container_bytes(tmp_path, 100) == 100
-    (tmp_path / "memory.current").write_text("30\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert kv_cache._container_bytes(tmp_path, 100) == 100
-    (tmp_path / "memory.max").write_text("70\n")
-    assert kv_cache._container_bytes(tmp_path, 100) == 40
-    assert kv_cache.available_bytes(torch.device("cpu")) > 0
+def test_a_containers_limit_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "CONTROL_GROUP", tmp_path)
+    assert kv_cache.available_bytes(torch.device("cpu")) > 100
+    for name, text in (("max", "70\n"), ("current", "30\n"), ("stat", "anon 25\ninactive_file 0\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert kv_cache.available_bytes(torch.device("cpu")) == 40

@@ -1,5 +1,7 @@
-"""vLLM inside several training processes: replicas of one process, and one replica over two."""
+"""vLLM and the process group: several engines in one, replicas of one process in two, and one replica over two."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,6 +77,46 @@ def test_a_replica_of_two_processes_generates_what_two_of_one_do(
     assert one[0]["greedy"] == one[1]["greedy"] == two[0]["greedy"]
     for result in one + two:
         assert result["error"] < 1e-5 and result["other"] > 1e-2
+
+
+def engines_of_a_process_alone() -> None:
+    """Runs in a process of its own, where nobody else holds the group."""
+    from verl.rollout.vllm_engine import vLLMRolloutEngine
+    from verl.rollout.vllm_setup import VLLMSettings
+    from verl.worker import Worker
+
+    model = build_tiny_model(**SIZES)
+
+    def engine() -> vLLMRolloutEngine:
+        made = vLLMRolloutEngine.for_module(model, torch.float32, "cpu", 0, VLLMSettings(max_model_len=128))
+        made.update_weights(model.named_parameters(), version=1)
+        return made
+
+    def tokens(engine: vLLMRolloutEngine) -> list[int]:
+        return engine.generate([PROMPTS[0]], Sampling(4, temperature=0.0))[0].token_ids
+
+    first, second = engine(), engine()
+    expected = tokens(first)
+    first.close()
+    assert dist.is_initialized() and tokens(second) == expected
+    second.close()
+    assert not dist.is_initialized()
+    # Now a worker makes the group, and vLLM makes its own out of it anew.
+    worker = Worker()
+    worker.init_distributed("cpu", timeout_s=10)
+    third = engine()
+    worker.close()
+    assert dist.is_initialized() and tokens(third) == expected
+    del third
+    assert not dist.is_initialized()
+    print("all ended")
+
+
+def test_the_group_of_a_process_alone_ends_with_the_last_that_uses_it() -> None:
+    code = "from tests.rollout.test_vllm_parallel import engines_of_a_process_alone as run; run()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("all ended\n")
 
 
 def test_two_processes_are_needed() -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from verl.rollout.weight_channel import WeightChannel
+from verl.rollout.weight_channel import WeightChannel, fit_for_nccl
 
 WEIGHTS = {
     "embed": torch.arange(12.0).view(4, 3),
@@ -90,6 +90,19 @@ def test_an_engine_that_refuses_a_weight_does_not_hold_the_trainer_up(run: Calla
         return channel.send(WEIGHTS.items(), 2, 16)
 
     assert run(send_twice, refuse_first) == [59, "embed, then 5"]
+
+
+@pytest.mark.parametrize(
+    ("members", "fit"),
+    [
+        (["GPU-1", "GPU-2", "GPU-3"], True),
+        (["GPU-1", "GPU-2", "GPU-1"], False),  # a rollout with processes of its own on an actor's GPU
+        (["cpu", "GPU-2"], False),
+        (["cpu", "cpu"], False),
+    ],
+)
+def test_nccl_wants_a_gpu_for_each_member(members: list[str], fit: bool) -> None:
+    assert fit_for_nccl(members) is fit
 
 
 def test_a_bucket_needs_a_size(run: Callable[..., list[Any]]) -> None:

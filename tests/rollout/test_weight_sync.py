@@ -108,9 +108,8 @@ def test_the_order_of_the_steps(engine: HFRolloutEngine, fails: bool) -> None:
     engine.sleep()
     assert not engine.has_weights
     try:
-        # Not stale, but its sleep lost them.
-        with generating(rollout, lambda: rollout.update_weights(weights, 1), stale=False) as awake:
-            awake.generate([[5, 6]], Sampling(2))
+        with generating(rollout, lambda: rollout.update_weights(weights, 1)):
+            rollout.generate([[5, 6]], Sampling(2))
             if fails:
                 raise OSError("out of luck")
     except OSError:

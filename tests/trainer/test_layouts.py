@@ -18,6 +18,7 @@ from verl.rewards import RewardResult
 from verl.trainer import RayPPOTrainer
 from verl.trainer.checks import checked
 from verl.trainer.launch import running
+from verl.trainer.plan import check_devices
 from verl.trainer.roles import Role, default_roles
 from verl.worker import Dispatch, register
 from verl.worker.critic import CriticWorker
@@ -167,6 +168,18 @@ def test_devices_that_do_not_exist(tiny_run: Callable[..., list[str]], run_metri
     overrides = tiny_run("trainer.worker_group=ray", "trainer.device_map={critic: {type: cpu, node: 3}}")
     with pytest.raises(ValueError, match=r"node 3: there is no such node; the cluster has 0: "):
         run_metrics(overrides)
+
+
+def test_devices_that_do_not_exist_are_told_by_the_names_of_the_map() -> None:
+    device_map = "{actor: {devices: ['cuda:7']}, reward_model: {gpus: 2}}"
+    config = load_config([f"trainer.device_map={device_map}"])
+    for role, message in {
+        Role.ActorRollout: "trainer.device_map gives actor cuda:7, but",
+        Role.Critic: "trainer.device_map gives actor cuda:7, but",  # where the critic lives
+        Role.RewardModel: "trainer.device_map gives reward_model 2 GPUs of one node",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            check_devices(config, [role])
 
 
 def test_balancing_tokens_over_processes_changes_nothing(tiny_run: Callable[..., list[str]], run_metrics: Run) -> None:

@@ -8,8 +8,9 @@ from verl.config import PPOConfig
 from verl.config.loader import load_config
 from verl.models.size import parameter_count
 from verl.trainer.checks import checked
-from verl.trainer.plan import RolePlan, check_memory, plan_run, table
+from verl.trainer.plan import RolePlan, check_memory, memory_per_process, plan_run, table
 from verl.trainer.roles import Role, default_roles
+from verl.utils import memory
 
 MODEL = nn.Linear(10, 10, bias=False)  # 100 numbers, 400 bytes in fp32
 MODULES = {str(role): MODEL for role in (Role.ActorRollout, Role.Actor, Role.Rollout, Role.Critic, Role.RefPolicy)}
@@ -55,6 +56,17 @@ def test_what_does_not_fit_is_refused_with_the_sum() -> None:
     check_memory(plans, {"cpu": 1})
     with pytest.raises(ValueError, match=r"cuda:0 need at least 5.0 GiB for each process \(actor 4.0 GiB, critic 1.0"):
         check_memory(plans, {"cuda": 5 * 2**30 - 1})
+
+
+def test_processes_on_cpus_share_what_the_container_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = [
+        RolePlan("actor", "A", 2, "cpu:0, cpu:1", "0", "cpu", "pool"),
+        RolePlan("critic", "C", 2, "cpu:0, cpu:1", "0", "cpu", "pool"),
+        RolePlan("ref", "R", 1, "ref/cpu", "0", "cpu", "other"),
+    ]
+    monkeypatch.setattr(memory, "CONTROL_GROUP", tmp_path)
+    (tmp_path / "memory.max").write_text(f"{3 * 2**20}\n")
+    assert memory_per_process(plans)["cpu"] == 2**20
 
 
 def test_the_size_of_a_model_in_a_folder_is_that_of_its_weights(

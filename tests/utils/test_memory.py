@@ -1,13 +1,15 @@
 import mmap
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import torch
 
-from verl.utils.memory import MemoryUsage, PeakMemory, reset_peaks
+from verl.utils import memory
+from verl.utils.memory import MemoryUsage, PeakMemory, available_memory, reset_peaks, total_memory
 
 RSS = "perf/peak_rss_gib"
 EIGHTH = 2**27  # bytes: 0.125 GiB
@@ -71,6 +73,21 @@ def test_the_memory_of_the_parent_does_not_count() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     del block
     assert float(done.stdout) < 0.9
+
+
+def test_a_container_may_have_less_than_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "CONTROL_GROUP", tmp_path)
+    machine = psutil.virtual_memory().total
+    assert total_memory() == machine and 0 < available_memory() < machine
+    (tmp_path / "memory.max").write_text("max\n")
+    assert total_memory() == machine and 0 < available_memory() < machine
+    for name, text in (("max", "1000\n"), ("current", "700\n"), ("stat", "file 450\ninactive_file 400\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert total_memory() == 1000 and available_memory() == 700
+    (tmp_path / "memory.current").write_text("1500\n")  # the limit was lowered
+    assert available_memory() == 0
+    (tmp_path / "memory.max").write_text(f"{10 * machine}\n")
+    assert total_memory() == machine and 0 < available_memory() < machine
 
 
 def test_usage_now() -> None:

@@ -1,12 +1,14 @@
 """The process that trains and generates: which sampling it takes, and that it never generates with old weights."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
 
 from verl.config.loader import load_config
 from verl.protocol import DataProto
+from verl.rollout.base import Sampling
 from verl.trainer.checks import checked
 from verl.worker.actor_rollout import ActorRolloutWorker
 
@@ -38,6 +40,22 @@ def test_training_validation_and_greedy_sample_as_the_config_says(worker: ActorR
     }
     assert torch.equal(made["validate"], made["greedy"])
     assert not torch.equal(made["train"], made["greedy"])
+
+
+def test_the_engine_sleeps_until_the_first_batch(worker: ActorRolloutWorker, tmp_path: Path) -> None:
+    def asleep() -> bool:
+        with pytest.raises(RuntimeError, match="the rollout engine sleeps"):
+            worker.generation.engine.generate([[5, 9]], Sampling(1))
+        return True
+
+    assert asleep()
+    worker.generate_sequences(prompts("train"))
+    worker.save_checkpoint(str(tmp_path / "actor"))
+    worker.sync_weights()  # as after an update
+    worker.generation.engine.wake_up()
+    worker.load_checkpoint(str(tmp_path / "actor"))
+    assert asleep()
+    assert len(worker.generate_sequences(prompts("train")).batch["responses"]) == 2
 
 
 def test_weights_older_than_the_last_update_are_refused(worker: ActorRolloutWorker) -> None:

@@ -1,11 +1,15 @@
+import gc
 import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
-from verl.worker import MeshPosition, Worker
+from verl.utils.metrics import Max
+from verl.worker import Dispatch, MeshPosition, Worker, register
+from verl.workers import ClassWithInitArgs, LocalWorkerGroup, create_colocated_worker_cls
 
 PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -14,14 +18,55 @@ PLACE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", 
 def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in PLACE:
         monkeypatch.delenv(name, raising=False)
+    gc.collect()  # workers of other tests that nobody closed
 
 
 def test_alone_without_a_launcher() -> None:
     worker = Worker()
     assert (worker.rank, worker.world_size, worker.local_rank, worker.local_world_size) == (0, 1, 0, 1)
     assert worker.mesh_position("train") == MeshPosition(0, 1)
-    worker.init_distributed("cpu", timeout_s=1)
+
+
+class Joining(Worker):
+    @register(Dispatch.ONE_TO_ALL)
+    def join(self) -> float:
+        self.init_distributed("cpu", timeout_s=1)
+        ones = torch.ones(1)
+        dist.all_reduce(ones)
+        return float(ones)
+
+
+def joining_group() -> Any:
+    return LocalWorkerGroup(ray_cls_with_init=ClassWithInitArgs(Joining))
+
+
+def test_a_world_of_one_has_a_group_until_its_last_worker_is_closed() -> None:
+    both = create_colocated_worker_cls({"a": ClassWithInitArgs(Joining), "b": ClassWithInitArgs(Joining)})
+    first, second = LocalWorkerGroup(ray_cls_with_init=both), joining_group()
+    roles = first.spawn(["a", "b"])
+    assert roles["a"].join() == roles["b"].join() == second.join() == [1.0]
+    first.shutdown()
+    assert second.join() == [1.0]
+    second.shutdown()
     assert not dist.is_initialized()
+    third = joining_group()
+    assert third.join() == [1.0]
+    third.shutdown()
+
+
+def test_a_world_of_one_leaves_the_users_group_alone() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    theirs = dist.group.WORLD
+    group = joining_group()
+    assert group.join() == [1.0]
+    group.shutdown()
+    assert dist.group.WORLD is theirs
+    dist.destroy_process_group()
+
+
+def test_every_worker_tells_its_peaks() -> None:
+    (peaks,) = joining_group().memory()
+    assert type(peaks["perf/peak_rss_gib"]) is Max and peaks["perf/peak_rss_gib"].largest > 0
 
 
 def test_the_place_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,4 +163,4 @@ def test_an_override_keeps_the_registration() -> None:
     assert registered_methods(Sub)["f"] == registered_methods(Base)["f"]
     assert registered_methods(Other)["f"].execute_mode is Execute.RANK_ZERO
     assert registered_methods(Other)["f"].blocking
-    assert set(registered_methods(Sub)) == {"f", "memory_usage", "mesh_position"}
+    assert set(registered_methods(Sub)) == {"f", "memory", "memory_usage", "mesh_position"}

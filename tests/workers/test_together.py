@@ -84,5 +84,23 @@ def test_what_is_late_is_named() -> None:
     release.set()
 
 
+def test_each_task_has_the_whole_time_to_itself() -> None:
+    classes = create_colocated_worker_cls({"ref": ClassWithInitArgs(Idle), "critic": ClassWithInitArgs(Idle)})
+    roles = LocalWorkerGroup(ray_cls_with_init=classes).spawn(["ref", "critic"])
+    # Three turns of 0.8 s, where a call that is alone would be late after 1.5 + 0.5 s.
+    tasks = [Task(name, lambda: time.sleep(0.8), roles[name]) for name in ("ref", "critic", "ref")]
+    assert run_together([*tasks, Task("reward", lambda: 1)], timeout_s=1.5) == [None, None, None, 1]
+
+
+def test_only_what_is_late_is_named() -> None:
+    release = threading.Event()
+    classes = create_colocated_worker_cls({"ref": ClassWithInitArgs(Idle), "critic": ClassWithInitArgs(Idle)})
+    roles = LocalWorkerGroup(ray_cls_with_init=classes).spawn(["ref", "critic"])
+    tasks = [Task(name, lambda: release.wait(30), roles[name]) for name in ("ref", "critic")]
+    with pytest.raises(TimeoutError, match=r"the driver waited 0.2 s for ref$"):
+        run_together([*tasks, Task("reward", lambda: 1)], timeout_s=0.2)
+    release.set()
+
+
 def test_no_tasks() -> None:
     assert run_together([], timeout_s=1) == []

@@ -1,5 +1,6 @@
-"""What the policy, value and reward models have in common: how a backbone is run, named, cut into blocks and saved."""
+"""What policy, value and reward models have in common: how a model is copied, run, named, cut into blocks and saved."""
 
+import copy
 import inspect
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -53,6 +54,14 @@ class ModelWrapper(nn.Module):
     def save_pretrained(self, folder: Path, state_dict: dict[str, Tensor]) -> None:
         """Write a folder in the Hugging Face layout; `state_dict` has full CPU tensors under Hugging Face names."""
         save_module(self.hf_model, folder, state_dict)
+
+
+def copy_with_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """A copy with parameters in `dtype`. Buffers keep theirs: rounded rope frequencies would shift every position."""
+    twin = copy.deepcopy(module)
+    for parameter in twin.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return twin
 
 
 def save_module(module: Any, folder: Path, state_dict: dict[str, Tensor]) -> None:

@@ -1,6 +1,5 @@
 """Which rollout engine a name means."""
 
-import copy
 import logging
 from collections.abc import Callable
 
@@ -8,6 +7,7 @@ import torch
 from torch import nn
 
 from verl.config import RolloutConfig
+from verl.models.wrapper import copy_with_dtype
 from verl.rollout.base import RolloutEngine
 from verl.utils.backends import get_available_backends
 
@@ -80,11 +80,7 @@ def _vllm(config: RolloutConfig, causal_lm: nn.Module, dtype: torch.dtype, devic
 def _hf(config: RolloutConfig, causal_lm: nn.Module, dtype: torch.dtype, device: str, seed: int) -> RolloutEngine:
     from verl.rollout.hf_engine import HFRolloutEngine
 
-    twin = copy.deepcopy(causal_lm)
-    for parameter in twin.parameters():
-        # Parameters only: rounding the rope frequencies (a buffer) to bf16 would shift every position.
-        parameter.data = parameter.data.to(dtype)
-        parameter.requires_grad_(False)
+    twin = copy_with_dtype(causal_lm, dtype).requires_grad_(False)
     return HFRolloutEngine(twin.to(device), device=device, seed=seed, micro_batch_size=config.micro_batch_size)
 
 

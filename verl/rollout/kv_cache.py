@@ -1,11 +1,11 @@
 """Attention keys and values while decoding, and the memory they take."""
 
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
+
+from verl.utils.memory import available_memory
 
 MAX_ROWS = 256
 """Rows decoded at once, at most: beyond it a step takes longer in proportion, so nothing is won."""
@@ -98,13 +98,4 @@ def available_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
-    free = psutil.virtual_memory().available
-    return min(free, _container_bytes(Path("/sys/fs/cgroup"), free))
-
-
-def _container_bytes(group: Path, unlimited: int) -> int:
-    """What the limit of the container (control group v2) leaves; `unlimited` where there is none."""
-    limit, current = group / "memory.max", group / "memory.current"
-    if not (limit.exists() and current.exists()) or limit.read_text().strip() == "max":
-        return unlimited
-    return max(0, int(limit.read_text()) - int(current.read_text()))
+    return available_memory()

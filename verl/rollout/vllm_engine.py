@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from verl.rollout.base import Completion, Sampling
@@ -20,6 +19,7 @@ from verl.rollout.requests import check_request, completion_seeds
 from verl.rollout.vllm_parallel import Replica
 from verl.rollout.vllm_setup import (
     VLLMSettings,
+    end_groups,
     model_runner_of,
     start_engine,
     stop_engine,
@@ -33,6 +33,7 @@ from verl.rollout.vllm_weights import (
     weight_errors,
 )
 from verl.utils.backends import require_backend
+from verl.utils.distributed import group_of_one
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 CLOSED = "it was closed"
@@ -79,9 +80,11 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
         self._broken: str | None = None
         self._waiting: dict[str, tuple[int, ...]] = {}
         self._unseeded_calls = 0
-        owns_groups = not dist.is_initialized()
+        self._group = group_of_one(device)
+        if self._group is not None:
+            self._group.at_end.callback(end_groups)
         self._engine = start_engine(self.settings, str(model), dtype, device, self._replica)
-        self._stop = weakref.finalize(self, stop_engine, self._engine, owns_groups)
+        self._stop = weakref.finalize(self, stop_engine, self._engine)
         self._stop.atexit = False  # what an ending process holds goes with it
         self._runner = model_runner_of(self._engine)
         install_sampler(self._runner)
@@ -161,16 +164,16 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
         if self._waiting:
             raise RuntimeError(f"{len(self._waiting)} requests are running: finish or abort them before sleep()")
         level = self.settings.sleep_level
-        if level == 0 or self._asleep or self._broken:
+        sleepers = {KV_CACHE} if self.device == "cpu" else {WEIGHTS, KV_CACHE}
+        if level == 0 or self._broken or sleepers == self._asleep:
             return
         if self.device == "cpu":
             self._forget_cache()
             self._cpu_cache.free()
-            self._asleep = {KV_CACHE}
         else:
             self._engine.sleep(level=level)
-            self.has_weights = level == 1
-            self._asleep = {WEIGHTS, KV_CACHE}
+            self.has_weights &= level == 1
+        self._asleep = sleepers
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Take back the memory of `tags`: "weights" (before an update), "kv_cache" (before generating), None is all."""
@@ -186,11 +189,11 @@ class vLLMRolloutEngine:  # noqa: N801 (the name that the field knows)
     def close(self) -> None:
         """End the engine and free its memory, as does losing the last reference to it.
 
-        An engine that started torch.distributed, because nobody had, ends it too: of several, the first closes last.
+        torch.distributed, where nobody had started it before the engines of this process, ends with the last of them.
         """
         if self._broken != CLOSED:
             self._stop()
-            del self._engine, self._runner, self._cpu_cache
+            del self._engine, self._runner, self._cpu_cache, self._group
             self._broken = CLOSED
 
     def _forget_cache(self) -> None:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from verl.models.loading import heads_problem
 from verl.rollout.vllm_parallel import Replica
+from verl.utils.memory import available_memory
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -157,9 +158,8 @@ def start_engine(settings: VLLMSettings, model: str, dtype: torch.dtype, device:
     return engine
 
 
-def stop_engine(engine: "LLMEngine", groups: bool) -> None:
-    """End an engine and free what it holds; with `groups` also torch.distributed, which it started itself."""
-    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+def stop_engine(engine: "LLMEngine") -> None:
+    """End an engine and free what it holds."""
     from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
 
     core = engine.engine_core.engine_core
@@ -167,9 +167,14 @@ def stop_engine(engine: "LLMEngine", groups: bool) -> None:
         LAYERWISE_INFO.pop(layer, None)  # what vLLM notes here for updates refers to the layer, which then stays
     core.model_executor.shutdown()
     core.scheduler.shutdown()
-    if groups:
-        destroy_model_parallel()
-        destroy_distributed_environment()
+
+
+def end_groups() -> None:
+    """End the process groups that vLLM keeps for all engines of a process, and the one that they were made out of."""
+    from vllm.distributed.parallel_state import destroy_distributed_environment, destroy_model_parallel
+
+    destroy_model_parallel()
+    destroy_distributed_environment()
 
 
 def _check_extra(extra: Mapping[str, Any], taken: Mapping[str, Any], known: set[str]) -> None:
@@ -190,8 +195,6 @@ def cpu_kv_cache_bytes(config: "VllmConfig") -> int:
 
     Left to itself vLLM takes that share whole, once for every process, and walks through all of it in time.
     """
-    import psutil
-
     model, parallel, cache = config.model_config, config.parallel_config, config.cache_config
     width = model.get_num_kv_heads(parallel) * model.get_head_size() * model.dtype.itemsize
     block = 2 * model.get_num_layers(parallel) * width * cache.block_size
@@ -199,7 +202,7 @@ def cpu_kv_cache_bytes(config: "VllmConfig") -> int:
     wanted = config.scheduler_config.max_num_seqs * per_sequence * block
     # Processes of one machine share its memory; only the launcher knows how many there are.
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    limit = int(psutil.virtual_memory().available * cache.gpu_memory_utilization) // processes
+    limit = int(available_memory() * cache.gpu_memory_utilization) // processes
     return max(min(wanted, limit), (per_sequence + 1) * block)
 
 

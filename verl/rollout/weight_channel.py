@@ -3,12 +3,12 @@
     rank 0 (holds the trainer's weights)   send     -> broadcast of a header and a buffer for each bucket
     ranks 1, 2, ... (rollout engines)      receive  -> tensors, one bucket at a time
 
-The members are joined by a process group of their own, beside those of training and of generating. Between GPUs the
-buffers go by NCCL, otherwise by gloo; headers always go by gloo.
+The members are joined by a process group of their own, beside those of training and of generating. Buffers go by NCCL
+when each member has a GPU of its own, otherwise by gloo through the CPU's memory; headers always go by gloo.
 """
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -35,16 +35,18 @@ class WeightChannel:
         self.rank = rank
         timeout = timedelta(seconds=timeout_s)
         store.set_timeout(timeout)
-        store.set(f"device/{rank}", device)
-        devices = {store.get(f"device/{member}").decode() for member in range(size)}
+        store.set(f"device/{rank}", _identity(device))
+        members = [store.get(f"device/{member}").decode() for member in range(size)]
         self._store = store  # gloo goes on asking it for the other members' addresses
         self._headers: Any = dist.ProcessGroupGloo(dist.PrefixStore("headers", store), rank, size, timeout)
         self._buffers: Any = self._headers
         self.device = "cpu"
-        if devices == {"cuda"}:
+        if fit_for_nccl(members):
             # Builds of torch without CUDA lack the class.
             nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined, unused-ignore]
-            self._buffers = nccl(dist.PrefixStore("buffers", store), rank, size, nccl.Options())
+            options = nccl.Options()
+            options._timeout = timeout
+            self._buffers = nccl(dist.PrefixStore("buffers", store), rank, size, options)
             self.device = "cuda"
 
     def send(self, weights: Iterable[tuple[str, Tensor]], version: int, bucket_bytes: int) -> int:
@@ -121,6 +123,16 @@ class WeightChannel:
             data = torch.empty(int(size), dtype=torch.uint8)
         self._headers.broadcast(data, 0).wait()
         return pickle.loads(data.numpy().tobytes())
+
+
+def fit_for_nccl(members: Sequence[str]) -> bool:
+    """Whether the members, "cpu" or the id of a GPU each, can talk by NCCL, which refuses two of them on one GPU."""
+    return "cpu" not in members and len(set(members)) == len(members)
+
+
+def _identity(device: str) -> str:
+    """ "cpu", or what tells this process's GPU from all others, whichever number it has in each process."""
+    return device if device == "cpu" else str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
 
 
 def _aligned(position: int) -> int:

@@ -80,7 +80,7 @@ def check_weights(weights: Weights, rollout: RolloutEngine, dtype: torch.dtype) 
 
 
 @contextmanager
-def generating(rollout: RolloutEngine, sync: Callable[[], object], stale: bool) -> Iterator[RolloutEngine]:
+def generating(rollout: RolloutEngine, sync: Callable[[], object]) -> Iterator[None]:
     """The order in which trainer and rollout engine share the memory of a device.
 
         weights wake -> sync -> KV cache wakes -> generate (the body) -> sleep
@@ -89,13 +89,13 @@ def generating(rollout: RolloutEngine, sync: Callable[[], object], stale: bool) 
     beside the engine's, and go when the config offloads them.
 
     Args:
-        sync: brings the trainer's weights; called when the engine's are `stale` or were lost in its sleep.
+        sync: brings the trainer's weights; called when the engine's were lost in its sleep.
     """
     rollout.wake_up(["weights"])
-    if stale or not rollout.has_weights:
+    if not rollout.has_weights:
         sync()
     rollout.wake_up(["kv_cache"])
     try:
-        yield rollout
+        yield
     finally:
         rollout.sleep()

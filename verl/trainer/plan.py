@@ -9,21 +9,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 
 from verl.config import FSDPConfig, ModelConfig, PPOConfig
-from verl.config.device_map import default_place
+from verl.config.device_map import ACTOR, ROLE_NAMES, default_place
 from verl.models.size import parameter_count
 from verl.trainer.launch import role_place
 from verl.trainer.roles import Role
 from verl.utils.backends import resolve_device, resolve_dtype
+from verl.utils.memory import GIB, gpu_memory, total_memory
+from verl.utils.text import aligned
 from verl.workers.ray.cluster import alive_nodes, gpus_of
 
 logger = logging.getLogger("verl.trainer")
-
-_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -77,12 +76,11 @@ def plan_run(
 def table(plans: Sequence[RolePlan]) -> str:
     """The plan as text, a line for each role."""
     header = ("role", "class", "processes", "devices", "node", "weights", "gradients + optimizer", "KV cache")
-    rows = [header]
+    rows: list[tuple[str, ...]] = [header]
     for plan in plans:
         sizes = [_size(size) for size in (plan.weights, plan.training, plan.kv_cache)]
-        rows.append((plan.role, plan.worker, str(plan.processes), plan.devices, plan.node, *sizes))  # type: ignore[arg-type]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    return "\n".join("  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+        rows.append((plan.role, plan.worker, str(plan.processes), plan.devices, plan.node, *sizes))
+    return "\n".join(aligned(rows))
 
 
 def check_memory(plans: Sequence[RolePlan], capacity: Mapping[str, int]) -> None:
@@ -106,14 +104,14 @@ def check_memory(plans: Sequence[RolePlan], capacity: Mapping[str, int]) -> None
 def check_devices(config: PPOConfig, roles: Iterable[str]) -> None:
     """ValueError when `trainer.device_map` asks for a GPU or a node that the cluster does not have. Needs Ray."""
     for role in roles:
-        place = role_place(config, role).place
+        place, named = role_place(config, role).place, _name_in_map(config, role)
         for node in place.nodes:
             numbers = [int(device.rpartition(":")[2]) for device in place.devices if device.startswith("cuda:")]
             count, where = gpus_of(node)  # also for places on CPUs: the node must be there
             missing = [number for number in numbers if number >= count]
             if missing:
                 raise ValueError(
-                    f"trainer.device_map gives {role} cuda:{missing[0]}, but {where} has {count} GPUs"
+                    f"trainer.device_map gives {named} cuda:{missing[0]}, but {where} has {count} GPUs"
                     f"{f' (cuda:0 to cuda:{count - 1})' if count else ''}: name devices that exist"
                 )
             default = place == default_place(config.trainer)
@@ -122,9 +120,15 @@ def check_devices(config: PPOConfig, roles: Iterable[str]) -> None:
             on_one_node = place.strategy == "STRICT_PACK" and not default
             if place.kind == "cuda" and on_one_node and len(place.devices) > count:
                 raise ValueError(
-                    f"trainer.device_map gives {role} {len(place.devices)} GPUs of one node, but {where} has {count}: "
+                    f"trainer.device_map gives {named} {len(place.devices)} GPUs of one node, but {where} has {count}: "
                     "ask for fewer, for type: cpu, or for several nodes (node: [0, 1], or strategy: PACK)"
                 )
+
+
+def _name_in_map(config: PPOConfig, role: str) -> str:
+    """What the map calls a role, or else the actor, with which the role then lives."""
+    names = {ROLE_NAMES[name]: name for name in config.trainer.device_map}
+    return names.get(role, names.get(ACTOR, ACTOR))
 
 
 def memory_per_process(plans: Sequence[RolePlan]) -> dict[str, int]:
@@ -134,9 +138,9 @@ def memory_per_process(plans: Sequence[RolePlan]) -> dict[str, int]:
     """
     groups = {plan.where: plan for plan in plans}
     on_cpu = sum(plan.processes for plan in groups.values() if plan.device == "cpu")
-    capacity = {"cpu": psutil.virtual_memory().total // max(on_cpu, 1)}
+    capacity = {"cpu": total_memory() // max(on_cpu, 1)}
     if torch.cuda.is_available():
-        capacity["cuda"] = torch.cuda.mem_get_info()[1]
+        capacity["cuda"] = gpu_memory()
     return capacity
 
 
@@ -208,10 +212,10 @@ def _kv_cache(config: PPOConfig, role: str, weights: int, device: str) -> int | 
         return None
     if role == Role.ActorRollout and rollout.free_cache_engine:
         return 0
-    return max(0, int(rollout.gpu_memory_utilization * torch.cuda.mem_get_info()[1]) - weights)
+    return max(0, int(rollout.gpu_memory_utilization * gpu_memory()) - weights)
 
 
 def _size(size: int | None) -> str:
     if size is None:
         return "-"
-    return f"{size / _GIB:.1f} GiB" if size >= _GIB / 10 else f"{size / 2**20:.1f} MiB"
+    return f"{size / GIB:.1f} GiB" if size >= GIB / 10 else f"{size / 2**20:.1f} MiB"

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 
 import torch
 
+from verl.utils.text import aligned
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -123,8 +125,7 @@ def backends_table() -> str:
         found = backend.is_available()
         rows.append((backend.name, backend.version() if found else "-", backend.use if found else backend.install))
     rows.append(("cuda", torch.version.cuda or "-", cuda))
-    widths = [max(len(row[column]) for row in rows) for column in range(2)]
-    lines = [f"{name:{widths[0]}}  {version:{widths[1]}}  {text}" for name, version, text in rows]
+    lines = aligned(rows)
     lines.insert(1, "-" * max(map(len, lines)))
     return "\n".join(lines)
 

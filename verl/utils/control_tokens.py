@@ -12,14 +12,14 @@ _MARKED = re.compile(_MARK.format("([0-9]+)"))
 
 
 def check_characters(text: str) -> None:
-    """ValueError for half a character, which JSON can write ("\\ud83d" without its other half) and no tokenizer takes."""
+    """ValueError for half a character, which JSON can write ("\\ud83d" alone) and no tokenizer takes."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         half = text[error.start]
         raise ValueError(
-            f"the text has half a character, {half!r}, after {text[max(error.start - 20, 0) : error.start]!r}: it was cut "
-            "inside one; write it whole, or leave it out"
+            f"the text has half a character, {half!r}, after {text[max(error.start - 20, 0) : error.start]!r}: it was "
+            "cut inside one; write it whole, or leave it out"
         ) from error
 
 

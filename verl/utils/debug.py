@@ -7,6 +7,7 @@ from typing import Any
 
 from verl.utils.activity import DRIVER, Activity, Awaited, activities
 from verl.utils.events import duration
+from verl.utils.text import aligned
 
 SPREAD = 0.15
 """Ranks of one role whose memory differs by more than this share of the largest are worth a look."""
@@ -41,7 +42,7 @@ def activity_table(found: Sequence[Activity], now: float) -> str:
                     f"{awaited} ({duration(now - activity.waits_since)})" if awaited else "-",
                 )
             )
-        tables.append("\n".join([f"job of the driver {job}", *_aligned(rows)]))
+        tables.append("\n".join([f"job of the driver {job}", *aligned(rows)]))
     return "\n\n".join(tables)
 
 
@@ -91,7 +92,7 @@ def memory_lines(by_role: Mapping[str, Sequence[Any]]) -> list[str]:
         warnings += _spread(name, "resident memory", [usage.rss for usage in usages])
         if all(usage.reserved is not None for usage in usages):
             warnings += _spread(name, "reserved device memory", [usage.reserved for usage in usages])
-    return [*_aligned(rows), *warnings]
+    return [*aligned(rows), *warnings]
 
 
 def _spread(role: str, what: str, amounts: Sequence[int]) -> list[str]:
@@ -117,11 +118,6 @@ def _gib(amount: int | None) -> str:
 
 def _text(value: int | None) -> str:
     return "-" if value is None else str(value)
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Memory of this process and its device, now and at its peak. In GiB (2**30 bytes) unless the name says bytes."""
+"""Memory of this machine, and of this process and its device, now and at its peak. Figures named `*_gib` are in GiB
+(2**30 bytes), all others in bytes."""
 
 import os
 import re
@@ -16,9 +17,44 @@ import torch
 GIB = 2**30
 
 
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+"""Where a container sees its own control group (version 2)."""
+
+
+def total_memory() -> int:
+    """What this machine has, or the container that this process is in may use of it."""
+    total = psutil.virtual_memory().total
+    limit = _container_limit()
+    return total if limit is None else min(total, limit)
+
+
+def available_memory() -> int:
+    """What can still be taken: of this machine, or of what its container is allowed."""
+    available = psutil.virtual_memory().available
+    limit = _container_limit()
+    if limit is None:
+        return available
+    used = int((CONTROL_GROUP / "memory.current").read_text())
+    # Files that were read count as used, but make room for others, as in psutil's figure.
+    files = re.search(r"^inactive_file (\d+)$", (CONTROL_GROUP / "memory.stat").read_text(), re.MULTILINE)
+    assert files is not None
+    return max(0, min(available, limit - used + int(files[1])))
+
+
+def gpu_memory() -> int:
+    """What a GPU of this machine has. Unlike the question how much of it is free, this opens no context on it."""
+    return int(torch.cuda.get_device_properties(0).total_memory)
+
+
+def _container_limit() -> int | None:
+    file = CONTROL_GROUP / "memory.max"  # the whole machine's group has none
+    text = file.read_text().strip() if file.exists() else "max"
+    return None if text == "max" else int(text)
+
+
 @dataclass(frozen=True)
 class MemoryUsage:
-    """What one process uses, in bytes. The device's figures are None where the process uses no CUDA device.
+    """What one process uses. The device's figures are None where the process has no memory of a CUDA device.
 
     Attributes:
         rss, peak_rss: resident memory, now and at most since `reset_peaks`, or since the process began.
@@ -43,8 +79,8 @@ class MemoryUsage:
         """That of this process."""
         rss = psutil.Process().memory_info().rss
         usage = MemoryUsage(socket.gethostname(), os.getpid(), rss, max(rss, _peak_rss()))
-        if not torch.cuda.is_initialized():
-            return usage
+        if not torch.cuda.is_initialized() or not torch.cuda.memory_reserved():
+            return usage  # asking a device takes a part of its memory, for good
         free, total = torch.cuda.mem_get_info()
         return MemoryUsage(
             usage.node,

@@ -13,7 +13,6 @@ from torch import nn
 
 from verl.algorithms.preference_losses import loss_arguments
 from verl.config import PPOConfig
-from verl.engine.base import MicroBatching
 from verl.models.wrapper import ModelWrapper
 from verl.protocol import DataProto
 from verl.rollout.weight_channel import WeightChannel
@@ -22,7 +21,7 @@ from verl.utils.metrics import Metrics
 from verl.worker.dispatch import Dispatch, register
 from verl.worker.generation import rollout_dtype
 from verl.worker.losses import actor_loss
-from verl.worker.model_worker import ModelSettings, ModelWorker, micro_batching
+from verl.worker.model_worker import ModelSettings, ModelWorker, log_prob_micro_batching, update_micro_batching
 from verl.worker.preference import policy_settings, preference_objective
 
 
@@ -46,12 +45,7 @@ class ActorWorker(ModelWorker):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_log_prob(self, batch: DataProto) -> DataProto:
         """`old_log_probs` and `entropy` [B, R] of the responses under the weights as they are."""
-        rollout = self.config.actor_rollout_ref.rollout
-        micro = micro_batching(
-            rollout.log_prob_micro_batch_size_per_gpu,
-            rollout.log_prob_use_dynamic_bsz,
-            rollout.log_prob_max_token_len_per_gpu,
-        )
+        micro = log_prob_micro_batching(self.config.actor_rollout_ref.rollout)
         outputs = self.forward_rows(batch, micro, **self._policy_kwargs(compute_entropy=True))
         return DataProto.from_dict({"old_log_probs": outputs["log_probs"], "entropy": outputs["entropy"]})
 
@@ -63,12 +57,6 @@ class ActorWorker(ModelWorker):
             "remove_padding": policy.model.use_remove_padding,
         }
 
-    def _update_micro_batching(self) -> MicroBatching:
-        actor = self.config.actor_rollout_ref.actor
-        return micro_batching(
-            actor.ppo_micro_batch_size_per_gpu, actor.use_dynamic_bsz, actor.ppo_max_token_len_per_gpu
-        )
-
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
     def update_actor(self, batch: DataProto) -> Metrics:
         """Train on the mini-batches of a step; see `verl.worker.losses.actor_loss`."""
@@ -79,7 +67,7 @@ class ActorWorker(ModelWorker):
             actor_loss(config, config.loss_scale_factor),
             agg_mode=config.loss_agg_mode,
             epochs=config.ppo_epochs,
-            micro=self._update_micro_batching(),
+            micro=update_micro_batching(config),
             prefix="actor",
             **self._policy_kwargs(compute_entropy=bool(config.entropy_coeff)),
         )
@@ -96,7 +84,7 @@ class ActorWorker(ModelWorker):
             batch,
             preference_objective(preference.loss, loss_arguments(preference), "actor", model_kwargs),
             epochs=config.ppo_epochs,
-            micro=self._update_micro_batching(),
+            micro=update_micro_batching(config),
             prefix="actor",
             **model_kwargs,
         )

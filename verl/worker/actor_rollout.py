@@ -27,13 +27,14 @@ class ActorRolloutWorker(ActorWorker, GeneratingWorker):
     def build_module(self) -> ModelWrapper:
         policy = self.load_policy()
         self.start_generation(policy.hf_model)
+        self.generation.engine.sleep()  # the trainer's own model comes now
         return policy
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load the policy, its optimizer and the rollout engine, which starts with the same weights."""
+        """Load the policy, its optimizer and the rollout engine, which gets the same weights."""
         super().init_model()
-        self.sync_weights()
+        self._sync_and_sleep()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def sync_weights(self) -> Metrics:
@@ -61,11 +62,16 @@ class ActorRolloutWorker(ActorWorker, GeneratingWorker):
                 f"role {self.role}, rank {self.rank}: the rollout engine has weights of version {engine.version}, the "
                 f"trainer is at {self.weights_version}: call sync_weights() after update_actor()"
             )
-        with generating(engine, self.sync_weights, stale=False):
+        with generating(engine, self.sync_weights):
             return self.generation.respond(prompts)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, path: str) -> None:
         """Load weights, optimizer and schedule, and bring the rollout engine to them."""
         super().load_checkpoint(path)
+        self._sync_and_sleep()
+
+    def _sync_and_sleep(self) -> None:
+        """Until the first batch comes, the memory of weights and KV cache is for what other roles load."""
         self.sync_weights()
+        self.generation.engine.sleep()

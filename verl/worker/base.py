@@ -7,7 +7,9 @@ import torch
 import torch.distributed as dist
 
 from verl.utils.backends import communication_backend
+from verl.utils.distributed import GroupOfOne, group_of_one
 from verl.utils.memory import MemoryUsage, PeakMemory
+from verl.utils.metrics import Max, Metrics
 from verl.worker.dispatch import Dispatch, register
 from verl.worker.layout import MegatronPosition, MeshPosition
 
@@ -32,6 +34,7 @@ class Worker:
         self._meshes: dict[str, MeshPosition] = {"train": MeshPosition(self.rank, self.world_size)}
         self._told: set[str] = set()
         self.peak_memory = PeakMemory()
+        self._group_of_one: GroupOfOne | None = None
 
     @register(Dispatch.ONE_TO_ALL)
     def mesh_position(self, mesh: str) -> MeshPosition:
@@ -65,22 +68,26 @@ class Worker:
     def init_distributed(self, device: str, timeout_s: float) -> None:
         """Join the process group of all processes of the group, once per process, whichever role comes first.
 
-        Does nothing for a world of one. `timeout_s` bounds the meeting and every later collective. On CUDA it also
-        selects this process's device. Needs MASTER_ADDR and MASTER_PORT in the environment.
-        Raises RuntimeError without them, and when the process group that is already there has another size.
+        `timeout_s` bounds the meeting and every later collective. On CUDA it also selects this process's device. Needs
+        MASTER_ADDR and MASTER_PORT in the environment. A world of one needs neither: it gets a group of its own, which
+        ends when the last of the process's workers is closed, unless the process has one already. Engines would
+        make one themselves, but each for its own kind of tensors.
+        Raises RuntimeError without the address, and when the process group that is already there has another size.
         """
         if device == "cuda":
             # A process may see all devices of the node, or only its own.
             torch.cuda.set_device(self.local_rank % torch.cuda.device_count())
-        if dist.is_initialized():
-            if dist.get_world_size() != self.world_size:
-                raise RuntimeError(
-                    f"torch.distributed already has {dist.get_world_size()} processes here, but the group of this "
-                    f"worker has {self.world_size}"
-                )
-            return
+        if dist.is_initialized() and dist.get_world_size() != self.world_size:
+            raise RuntimeError(
+                f"torch.distributed already has {dist.get_world_size()} processes here, but the group of this "
+                f"worker has {self.world_size}"
+            )
         if self.world_size == 1:
-            return
+            self._group_of_one = group_of_one(device)
+        elif not dist.is_initialized():
+            self._meet_others(device, timeout_s)
+
+    def _meet_others(self, device: str, timeout_s: float) -> None:
         missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
         if missing:
             raise RuntimeError(f"rank {self.rank} of {self.world_size} cannot find rank 0: set {', '.join(missing)}")
@@ -103,8 +110,14 @@ class Worker:
         """What this process and its device use now."""
         return MemoryUsage.here()
 
+    @register(Dispatch.ONE_TO_ALL)
+    def memory(self) -> Metrics:
+        """Peak memory of this process and device, in GiB: of all time, and in each method since this was last asked."""
+        return {name: Max(value) for name, value in self.peak_memory.take().items()}
+
     def close(self) -> None:
-        """End what would stay when the worker goes and its process does not. Nothing, for most."""
+        """End what would stay when the worker goes and its process does not."""
+        self._group_of_one = None
 
     def _set_mesh(self, mesh: str, position: MeshPosition) -> None:
         if mesh in self._told and self._meshes[mesh] != position:

@@ -3,14 +3,13 @@
 from torch import nn
 
 from verl.config import PPOConfig
-from verl.engine.base import MicroBatching
 from verl.models.value import ValueModel
 from verl.models.wrapper import ModelWrapper
 from verl.protocol import DataProto
 from verl.utils.metrics import Metrics
 from verl.worker.dispatch import Dispatch, register
 from verl.worker.losses import critic_loss
-from verl.worker.model_worker import ModelSettings, ModelWorker, micro_batching, optimizer_steps
+from verl.worker.model_worker import ModelSettings, ModelWorker, optimizer_steps, update_micro_batching
 
 
 class CriticWorker(ModelWorker):
@@ -39,17 +38,12 @@ class CriticWorker(ModelWorker):
             return ValueModel.load(self.settings().model, self.master_dtype())
         return ValueModel(getattr(given, "base_model", given))  # a language model's, without its output layer
 
-    def _micro_batching(self) -> MicroBatching:
-        critic = self.config.critic
-        return micro_batching(
-            critic.ppo_micro_batch_size_per_gpu, critic.use_dynamic_bsz, critic.ppo_max_token_len_per_gpu
-        )
-
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def compute_values(self, batch: DataProto) -> DataProto:
         """`values` [B, R]: the value before each response token is sampled."""
         critic = self.config.critic
-        outputs = self.forward_rows(batch, self._micro_batching(), remove_padding=critic.model.use_remove_padding)
+        micro = update_micro_batching(critic)
+        outputs = self.forward_rows(batch, micro, remove_padding=critic.model.use_remove_padding)
         return DataProto.from_dict({"values": outputs["values"]})
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_METRIC)
@@ -63,7 +57,7 @@ class CriticWorker(ModelWorker):
             critic_loss(critic, max_length),
             agg_mode=critic.loss_agg_mode,
             epochs=critic.ppo_epochs,
-            micro=self._micro_batching(),
+            micro=update_micro_batching(critic),
             prefix="critic",
             remove_padding=critic.model.use_remove_padding,
         )

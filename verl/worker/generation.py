@@ -87,3 +87,4 @@ class GeneratingWorker(ModelWorker):
     def close(self) -> None:
         if self._generation is not None:
             self._generation.engine.close()
+        super().close()

@@ -69,7 +69,6 @@ def critic_loss(config: CriticConfig, max_length: float) -> LossFn:
         )
         metrics = {f"critic/{name}": metric for name, metric in metrics.items()}
         metrics["critic/vf_loss"] = _loss_metric(loss, mask, config.loss_agg_mode)
-        metrics["critic/vpred_mean"] = Mean(masked_sum(outputs["values"].detach(), mask), mask.sum())
         return loss, metrics
 
     return loss_fn

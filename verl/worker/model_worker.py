@@ -8,7 +8,7 @@ rm              RewardModelWorker       compute_rm_score
 Without rollouts (verl.worker.offline): SFTWorker, RewardTrainingWorker, PreferenceWorker: update, evaluate
 """
 
-import copy
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,20 +18,30 @@ import torch
 from torch import nn
 
 from verl.algorithms.aggregation import loss_denominator
-from verl.config import FSDPConfig, ModelConfig, OptimConfig, RunConfig
+from verl.config import (
+    CriticConfig,
+    FSDPConfig,
+    ModelConfig,
+    OptimConfig,
+    PolicyTrainingConfig,
+    RefConfig,
+    RolloutConfig,
+    RunConfig,
+)
 from verl.engine.base import LossFn, MicroBatching, Outputs, TrainEngine
 from verl.engine.fsdp import FSDPEngine
 from verl.models.policy import PolicyModel
-from verl.models.wrapper import ModelWrapper
+from verl.models.wrapper import ModelWrapper, copy_with_dtype
 from verl.protocol import DataProto
 from verl.utils.backends import resolve_device, resolve_dtype
 from verl.utils.distributed import rank, world_size
-from verl.utils.metrics import Max, Mean, Metrics, Sum, detach_metrics, merge_metrics
+from verl.utils.metrics import Mean, Metrics, Sum, detach_metrics, merge_metrics
 from verl.utils.seeding import seed_everything
 from verl.worker.base import Worker
 from verl.worker.dispatch import Dispatch, register
 from verl.worker.losses import local_mini_batches, over_all_ranks
 from verl.worker.objective import Objective
+from verl.worker.rows import LOCAL_MINI_BATCHES
 
 
 @dataclass(frozen=True)
@@ -66,11 +76,7 @@ class ModelWorker(Worker):
         """
         if self._given_module is None:
             return None
-        twin = copy.deepcopy(self._given_module)
-        for parameter in twin.parameters():  # parameters only: rounding a rope buffer would shift every position
-            parameter.data = parameter.data.to(self.master_dtype())
-            parameter.requires_grad_(True)
-        return twin
+        return copy_with_dtype(self._given_module, self.master_dtype()).requires_grad_(True)
 
     def load_policy(self) -> PolicyModel:
         """The language model of the settings, or the one that was handed over."""
@@ -120,6 +126,14 @@ class ModelWorker(Worker):
         finally:
             self._offload()
 
+    def drop_engine(self) -> None:
+        """Free the model; `init_model` loads it again."""
+        self._engine = None
+        # What FSDP and recomputation put into the modules refers back to them: only the collector frees those.
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.empty_cache()
+
     def _offload(self) -> None:
         fsdp = self.settings().fsdp
         if fsdp.param_offload or fsdp.optimizer_offload:
@@ -152,12 +166,12 @@ class ModelWorker(Worker):
         prefix: str,
         **model_kwargs: object,
     ) -> Metrics:
-        """`epochs` passes over the mini-batches that the driver cut (`local_mini_batch_sizes`), a step for each."""
+        """`epochs` passes over the mini-batches that the driver cut (`LOCAL_MINI_BATCHES`), a step for each."""
         parts: list[Metrics] = []
         with self.engine_in_use(optimizer=True) as engine:
             rows = batch.batch.to(self.device)
             for _ in range(epochs):
-                for mini in local_mini_batches(rows, batch.meta_info["local_mini_batch_sizes"]):
+                for mini in local_mini_batches(rows, batch.meta_info[LOCAL_MINI_BATCHES]):
                     denominator = over_all_ranks(objective.count(mini))
                     mini = objective.prepare(engine, mini, micro)
                     parts.append(engine.forward_backward(mini, objective.loss_fn, denominator, micro, **model_kwargs))
@@ -183,20 +197,31 @@ class ModelWorker(Worker):
         with self.engine_in_use(optimizer=True) as engine:
             engine.load_checkpoint(Path(path))
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def memory(self) -> Metrics:
-        """Peak memory of this process and device, in GiB: of all time, and in each method since this was last asked."""
-        return {name: Max(value) for name, value in self.peak_memory.take().items()}
-
 
 def micro_batching(rows: int | None, use_tokens: bool | None, max_tokens: int | None) -> MicroBatching:
     """The config's two ways of cutting micro-batches as one value."""
     return MicroBatching(max_tokens=max_tokens) if use_tokens else MicroBatching(rows=rows)
 
 
+def log_prob_micro_batching(section: RolloutConfig | RefConfig) -> MicroBatching:
+    """How a batch is cut for the forward passes that compute log-probs."""
+    return micro_batching(
+        section.log_prob_micro_batch_size_per_gpu,
+        section.log_prob_use_dynamic_bsz,
+        section.log_prob_max_token_len_per_gpu,
+    )
+
+
+def update_micro_batching(section: PolicyTrainingConfig | CriticConfig) -> MicroBatching:
+    """How a mini-batch is cut for its forward and backward passes."""
+    return micro_batching(
+        section.ppo_micro_batch_size_per_gpu, section.use_dynamic_bsz, section.ppo_max_token_len_per_gpu
+    )
+
+
 def optimizer_steps(training_steps: int | None, batch_size: int, mini_batch_size: int, epochs: int) -> int | None:
     """Optimizer steps of a whole run, for the learning-rate schedule; None when the number of steps is open."""
-    return None if training_steps is None else training_steps * -(-batch_size // mini_batch_size) * epochs
+    return None if training_steps is None else max(training_steps, 0) * -(-batch_size // mini_batch_size) * epochs
 
 
 def _step_metrics(prefix: str, step: dict[str, float]) -> Metrics:

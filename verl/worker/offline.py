@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from verl.algorithms.masked import masked_sum
 from verl.algorithms.preference_losses import bradley_terry
 from verl.config import RewardModelTrainingConfig, SFTConfig
+from verl.config.offline import MicroBatchConfig
 from verl.engine.base import MicroBatching, Outputs
 from verl.models.reward import RewardScorer
 from verl.models.wrapper import ModelWrapper
@@ -68,15 +69,13 @@ class SFTWorker(OfflineWorker):
         super().__init__(config, role, module)
 
     def settings(self) -> ModelSettings:
-        config = self.config
-        return ModelSettings(config.model, config.fsdp, config.optim, config.trainer.total_training_steps)
+        return settings_of(self.config)
 
     def build_module(self) -> ModelWrapper:
         return self.load_policy()
 
     def micro_batching(self) -> MicroBatching:
-        data = self.config.data
-        return micro_batching(data.micro_batch_size_per_gpu, data.use_dynamic_bsz, data.max_token_len_per_gpu)
+        return row_batching(self.config.data)
 
     def model_kwargs(self) -> dict[str, Any]:
         return {"remove_padding": self.config.model.use_remove_padding}
@@ -94,8 +93,7 @@ class RewardTrainingWorker(OfflineWorker):
         super().__init__(config, role, module)
 
     def settings(self) -> ModelSettings:
-        config = self.config
-        return ModelSettings(config.model, config.fsdp, config.optim, config.trainer.total_training_steps)
+        return settings_of(self.config)
 
     def build_module(self) -> ModelWrapper:
         given = self.given_module()
@@ -104,11 +102,20 @@ class RewardTrainingWorker(OfflineWorker):
         return RewardScorer.to_train(self.config.model, self.master_dtype())
 
     def micro_batching(self) -> MicroBatching:
-        data = self.config.data
-        return micro_batching(data.micro_batch_size_per_gpu, data.use_dynamic_bsz, data.max_token_len_per_gpu)
+        return row_batching(self.config.data)
 
     def objective(self, prefix: str) -> Objective:
         return ranking_objective(prefix)
+
+
+def settings_of(config: SFTConfig | RewardModelTrainingConfig) -> ModelSettings:
+    """Those of a run that trains one model."""
+    return ModelSettings(config.model, config.fsdp, config.optim, config.trainer.total_training_steps)
+
+
+def row_batching(data: MicroBatchConfig) -> MicroBatching:
+    """How the rows of a step are cut."""
+    return micro_batching(data.micro_batch_size_per_gpu, data.use_dynamic_bsz, data.max_token_len_per_gpu)
 
 
 def likelihood_objective(prefix: str) -> Objective:

@@ -31,7 +31,7 @@ from verl.models.wrapper import ModelWrapper
 from verl.utils.distributed import all_reduce_sum
 from verl.utils.metrics import Metrics
 from verl.worker.dispatch import Dispatch, register
-from verl.worker.model_worker import ModelSettings, micro_batching, optimizer_steps
+from verl.worker.model_worker import ModelSettings, optimizer_steps, update_micro_batching
 from verl.worker.objective import Objective
 from verl.worker.offline import OfflineWorker, named, valid_pairs
 from verl.worker.reference import ReferencePolicyWorker
@@ -44,6 +44,8 @@ def policy_settings(config: PPOConfig | PreferenceConfig) -> ModelSettings:
     policy, steps = config.actor_rollout_ref, config.trainer.total_training_steps
     actor, batch_size = policy.actor, config.data.train_batch_size
     assert actor.ppo_mini_batch_size is not None
+    if steps is not None and isinstance(config, PPOConfig) and config.critic.enable:
+        steps -= config.trainer.critic_warmup  # in which the policy waits
     return ModelSettings(
         model=policy.model,
         fsdp=actor.fsdp_config,
@@ -67,10 +69,7 @@ class PreferenceWorker(OfflineWorker):
         return self.load_policy()
 
     def micro_batching(self) -> MicroBatching:
-        actor = self.config.actor_rollout_ref.actor
-        return micro_batching(
-            actor.ppo_micro_batch_size_per_gpu, actor.use_dynamic_bsz, actor.ppo_max_token_len_per_gpu
-        )
+        return update_micro_batching(self.config.actor_rollout_ref.actor)
 
     def epochs(self) -> int:
         return self.config.actor_rollout_ref.actor.ppo_epochs
@@ -93,7 +92,7 @@ class PreferenceReferenceWorker(ReferencePolicyWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def release(self) -> None:
         """Let go of the model; it is loaded again if it is needed again."""
-        self._engine = None
+        self.drop_engine()
 
 
 def preference_objective(

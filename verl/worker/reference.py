@@ -6,7 +6,7 @@ from verl.config import PPOConfig
 from verl.models.wrapper import ModelWrapper
 from verl.protocol import DataProto
 from verl.worker.dispatch import Dispatch, register
-from verl.worker.model_worker import ModelSettings, ModelWorker, micro_batching
+from verl.worker.model_worker import ModelSettings, ModelWorker, log_prob_micro_batching
 
 
 class ReferencePolicyWorker(ModelWorker):
@@ -36,14 +36,12 @@ class ReferencePolicyWorker(ModelWorker):
         policy = self.config.actor_rollout_ref
         if self._engine is None:
             self.init_model()
-        micro = micro_batching(
-            policy.ref.log_prob_micro_batch_size_per_gpu,
-            policy.ref.log_prob_use_dynamic_bsz,
-            policy.ref.log_prob_max_token_len_per_gpu,
-        )
         outputs = self.forward_rows(
-            batch, micro, temperature=self.temperature, remove_padding=policy.model.use_remove_padding
+            batch,
+            log_prob_micro_batching(policy.ref),
+            temperature=self.temperature,
+            remove_padding=policy.model.use_remove_padding,
         )
         if policy.ref.unload:
-            self._engine = None
+            self.drop_engine()
         return DataProto.from_dict({"ref_log_probs": outputs["log_probs"]})

@@ -67,4 +67,5 @@ class RolloutWorker(GeneratingWorker):
                 f"role {self.role}, rank {self.rank}: the rollout engine has weights of version {version}, but "
                 f"version {expected} is asked for: send the actor's weights after update_actor()"
             )
-        return self.generation.respond(prompts)  # the engine has its devices for itself, and never sleeps
+        # The engine never sleeps: where it shares a GPU (own_process), nobody in this process knows whose turn it is.
+        return self.generation.respond(prompts)

@@ -33,17 +33,17 @@ def run_together(tasks: Sequence[Task], timeout_s: float) -> list[Any]:
     """What the tasks return, in their order. Those whose groups share processes run one after another, others at once.
 
     Raises the first error of a task as soon as it is there (the others are left to end by themselves), or what explains
-    it: the death or silence of another task's process. TimeoutError, after `timeout_s` seconds, names those not done.
+    it: the death or silence of another task's process. TimeoutError names a task that takes longer than `timeout_s`.
     """
     lanes: dict[Hashable, list[int]] = {}
     for number, task in enumerate(tasks):
-        lanes.setdefault(None if task.group is None else id(task.group.processes), []).append(number)
+        lanes.setdefault(_lane(task), []).append(number)
     if len(lanes) < 2:
         return [task.run() for task in tasks]
     results: dict[int, Any] = {}
     outcomes: SimpleQueue[Outcome] = SimpleQueue()
 
-    def run_lane(numbers: Sequence[int]) -> None:
+    def run_lane(numbers: tuple[int, ...]) -> None:
         for number in numbers:
             try:
                 outcomes.put((number, tasks[number].run(), None))
@@ -55,14 +55,17 @@ def run_together(tasks: Sequence[Task], timeout_s: float) -> list[Any]:
         # Daemons: what cannot be stopped must not keep a failed run from ending.
         # A copy of the context: log lines of the thread know which step they belong to.
         run = copy_context().run
-        Thread(target=run, args=(run_lane, numbers), name=tasks[numbers[0]].name, daemon=True).start()
+        Thread(target=run, args=(run_lane, tuple(numbers)), name=tasks[numbers[0]].name, daemon=True).start()
+    # Each task has the whole time, from the end of the one before it in its lane.
     # A group that waits as long comes first: its own error names rank, process and deed.
-    deadline = time.monotonic() + timeout_s + 0.5
-    while len(results) < len(tasks):
+    patience = timeout_s + 0.5
+    deadlines = dict.fromkeys(lanes, time.monotonic() + patience)
+    while deadlines:
+        deadline = min(deadlines.values())
         try:
             number, result, error = outcomes.get(timeout=max(0.0, deadline - time.monotonic()))
         except Empty:
-            late = [task.name for number, task in enumerate(tasks) if number not in results]
+            late = [tasks[lanes[lane][0]].name for lane in deadlines if deadlines[lane] == deadline]
             raise TimeoutError(f"the driver waited {timeout_s:g} s for {', '.join(late)}") from None
         if error is not None:
             # What a broken or silent connection raises, in a group; other errors have causes of their own.
@@ -70,7 +73,18 @@ def run_together(tasks: Sequence[Task], timeout_s: float) -> list[Any]:
                 raise _cause_behind(error, tasks, number, outcomes)
             raise error
         results[number] = result
+        lane = _lane(tasks[number])
+        lanes[lane].remove(number)
+        if lanes[lane]:
+            deadlines[lane] = time.monotonic() + patience
+        else:
+            del deadlines[lane]
     return [results[number] for number in range(len(tasks))]
+
+
+def _lane(task: Task) -> Hashable:
+    """Equal for tasks that must take turns."""
+    return None if task.group is None else id(task.group.processes)
 
 
 def _cause_behind(

@@ -52,7 +52,8 @@ class FSDPEngine:
             )
         if gradient_checkpointing:
             _recompute_in_backward(module.blocks())
-        self.is_sharded = sharding.shard_model(module, module.blocks(), fsdp_config, device)
+        # Held as long as the module is used.
+        self._group = sharding.shard_model(module, module.blocks(), fsdp_config, device)
         self.optimizer = self.schedule = None
         if optim_config is not None:
             self._clip_grad = optim_config.clip_grad

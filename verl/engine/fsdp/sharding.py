@@ -10,8 +10,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from verl.config import FSDPConfig
-from verl.utils.backends import communication_backend, resolve_dtype
-from verl.utils.distributed import world_size
+from verl.utils.backends import resolve_dtype
+from verl.utils.distributed import GroupOfOne, group_of_one, world_size
 
 
 def wait_for_all() -> None:
@@ -24,8 +24,10 @@ def dtypes(module: nn.Module, config: FSDPConfig, device: str) -> tuple[torch.dt
     return next(module.parameters()).dtype, resolve_dtype(config.mixed_precision.param_dtype, device)
 
 
-def shard_model(module: nn.Module, blocks: list[nn.Module], config: FSDPConfig, device: str) -> bool:
-    """Shard `module` in place, each of `blocks` as a unit of its own. Returns whether there was anything to do.
+def shard_model(module: nn.Module, blocks: list[nn.Module], config: FSDPConfig, device: str) -> GroupOfOne | None:
+    """Shard `module` in place, each of `blocks` as a unit of its own.
+
+    Returns the process group if it is one of this process alone, to be held as long as the module is used.
 
     One process that computes in the dtype of its weights has nothing to shard, and is spared the copies. One that
     computes in another dtype (bf16 over fp32 weights) uses FSDP for its mixed precision alone. Modules may come in on
@@ -34,9 +36,10 @@ def shard_model(module: nn.Module, blocks: list[nn.Module], config: FSDPConfig, 
     weights, compute = dtypes(module, config, device)
     if world_size() == 1 and compute == weights:
         module.to(device)
-        return False
-    _ensure_process_group(device)
-    _agree_on_weights(module)
+        return None
+    group = group_of_one(device)
+    if world_size() > 1:
+        _agree_on_weights(module)
     mesh = _build_mesh(device, config.fsdp_size)
     policy = MixedPrecisionPolicy(
         param_dtype=compute if compute != weights else None,
@@ -46,7 +49,7 @@ def shard_model(module: nn.Module, blocks: list[nn.Module], config: FSDPConfig, 
         fully_shard(block, mesh=mesh, reshard_after_forward=config.reshard_after_forward, mp_policy=policy)
     # The root's own weights (embeddings, output layer) are needed again as soon as the backward pass begins.
     fully_shard(module, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
-    return True
+    return group
 
 
 def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -83,11 +86,6 @@ def _build_mesh(device: str, fsdp_size: int) -> DeviceMesh:
     if fsdp_size < 1 or world % fsdp_size:
         raise ValueError(f"fsdp_config.fsdp_size={fsdp_size} must be -1 or divide the number of processes, {world}")
     return init_device_mesh(device, (world // fsdp_size, fsdp_size), mesh_dim_names=("replicate", "shard"))
-
-
-def _ensure_process_group(device: str) -> None:
-    if not dist.is_initialized():
-        dist.init_process_group(communication_backend(device), store=dist.HashStore(), rank=0, world_size=1)
 
 
 @torch.no_grad()
