@@ -8,7 +8,7 @@ from verl.config import PPOConfig
 from verl.config.loader import load_config
 from verl.models.size import parameter_count
 from verl.trainer.checks import checked
-from verl.trainer.plan import RolePlan, check_memory, memory_per_process, plan_run, table
+from verl.trainer.plan import PROCESS_BYTES, RolePlan, check_memory, memory_per_process, plan_run, table
 from verl.trainer.roles import Role, default_roles
 from verl.utils import memory
 
@@ -67,6 +67,15 @@ def test_processes_on_cpus_share_what_the_container_may_have(tmp_path: Path, mon
     monkeypatch.setattr(memory, "CONTROL_GROUP", tmp_path)
     (tmp_path / "memory.max").write_text(f"{3 * 2**20}\n")
     assert memory_per_process(plans)["cpu"] == 2**20
+
+
+def test_processes_take_memory_before_they_have_a_model() -> None:
+    plans = [RolePlan("actor", "A", 200, "200 x cpu", "0", "cpu", "pool", weights=100 * 2**20)]
+    check_memory(plans, {"cpu": PROCESS_BYTES + 100 * 2**20})
+    with pytest.raises(
+        ValueError, match=r"200 x cpu need at least .*\(actor 100.0 MiB, the process itself 400.0 MiB\)"
+    ):
+        check_memory(plans, {"cpu": 24 * 2**30 // 200})
 
 
 def test_the_size_of_a_model_in_a_folder_is_that_of_its_weights(

@@ -5,6 +5,7 @@ cache that vLLM reserves. Activations come on top.
 """
 
 import logging
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,9 @@ from verl.utils.text import aligned
 from verl.workers.ray.cluster import alive_nodes, gpus_of
 
 logger = logging.getLogger("verl.trainer")
+
+PROCESS_BYTES = 400 * 2**20
+"""What a worker process on the CPU takes before it has a model: Python, PyTorch and Ray."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,9 @@ def announce(config: PPOConfig, roles: Mapping[str, Any], modules: Mapping[str, 
     logger.info("the plan:\n%s", table(plans))
     if pools is None or len(alive_nodes()) == 1:
         check_memory(plans, memory_per_process(plans))
+        processes, cores = _processes_on_cpu(plans), os.cpu_count() or 1
+        if processes > cores:
+            logger.warning("%d worker processes share the %d CPU cores of this machine", processes, cores)
 
 
 def plan_run(
@@ -92,12 +99,17 @@ def check_memory(plans: Sequence[RolePlan], capacity: Mapping[str, int]) -> None
     for where in dict.fromkeys(plan.where for plan in plans):
         members = [plan for plan in plans if plan.where == where]
         limit, needed = capacity.get(members[0].device), sum(plan.total for plan in members)
+        if members[0].device == "cpu":
+            needed += PROCESS_BYTES
         if limit is not None and needed > limit:
             shares = ", ".join(f"{plan.role} {_size(plan.total)}" for plan in members if plan.total)
+            if members[0].device == "cpu":
+                shares = f"{shares}{', ' if shares else ''}the process itself {_size(PROCESS_BYTES)}"
             raise ValueError(
                 f"the roles on {members[0].devices} need at least {_size(needed)} for each process ({shares}), and "
-                f"there are {_size(limit)}: use more devices (trainer.n_gpus_per_node, trainer.device_map), a smaller "
-                "dtype (fsdp_config.model_dtype), or on CUDA param_offload and optimizer_offload"
+                f"there are {_size(limit)}: use more devices (trainer.n_gpus_per_node, trainer.device_map), on the CPU "
+                "fewer processes, a smaller dtype (fsdp_config.model_dtype), or on CUDA param_offload and "
+                "optimizer_offload"
             )
 
 
@@ -136,12 +148,15 @@ def memory_per_process(plans: Sequence[RolePlan]) -> dict[str, int]:
 
     Only for runs on this machine alone; elsewhere nodes may be larger.
     """
-    groups = {plan.where: plan for plan in plans}
-    on_cpu = sum(plan.processes for plan in groups.values() if plan.device == "cpu")
-    capacity = {"cpu": total_memory() // max(on_cpu, 1)}
+    capacity = {"cpu": total_memory() // max(_processes_on_cpu(plans), 1)}
     if torch.cuda.is_available():
         capacity["cuda"] = gpu_memory()
     return capacity
+
+
+def _processes_on_cpu(plans: Sequence[RolePlan]) -> int:
+    groups = {plan.where: plan for plan in plans}
+    return sum(plan.processes for plan in groups.values() if plan.device == "cpu")
 
 
 # ---- one role ----
