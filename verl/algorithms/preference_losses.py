@@ -158,12 +158,7 @@ def get_preference_loss(name: str) -> PreferenceLoss:
     Raises:
         ValueError: unknown name or path. TypeError: what is there cannot be called.
     """
-    found = find_entry(PREFERENCE_LOSSES, "preference loss", name)
-    if isinstance(found, PreferenceLoss):
-        return found
-    if not callable(found):
-        raise TypeError(f"preference loss {name!r} is a {type(found).__name__}, not a function")
-    return PreferenceLoss(found, needs_reference=False)
+    return find_entry(PREFERENCE_LOSSES, "preference loss", name, PreferenceLoss, needs_reference=False)
 
 
 def loss_arguments(config: PreferenceLossConfig) -> dict[str, Any]:

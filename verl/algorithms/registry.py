@@ -24,14 +24,23 @@ def add_entry(table: dict[str, Entry], kind: str, name: str, entry: Entry) -> No
     table[name] = entry
 
 
-def find_entry(table: dict[str, Entry], kind: str, name: str) -> Entry | Any:
-    """The entry of that name, or the object at an import path.
+def find_entry(table: dict[str, Entry], kind: str, name: str, entry_class: type[Entry], **of_functions: Any) -> Entry:
+    """The entry of that name, or the one at an import path.
+
+    Args:
+        entry_class: what entries are; a plain function at an import path becomes `entry_class(fn, **of_functions)`.
 
     Raises:
         ValueError: unknown name (the message lists the known ones) or wrong import path.
+        TypeError: what is there cannot be called.
     """
     if is_import_path(name):
-        return import_from_path(name)
+        found = import_from_path(name)
+        if isinstance(found, entry_class):
+            return found
+        if not callable(found):
+            raise TypeError(f"{kind} {name!r} is a {type(found).__name__}, not a function")
+        return entry_class(found, **of_functions)  # type: ignore[call-arg]
     if name not in table:
         near = difflib.get_close_matches(name, table, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""

@@ -119,9 +119,4 @@ def get_adv_estimator(name: str) -> AdvantageEstimator:
     Raises:
         ValueError: unknown name or path. TypeError: what is there cannot be called.
     """
-    found = find_entry(ADVANTAGE_ESTIMATORS, "advantage estimator", name)
-    if isinstance(found, AdvantageEstimator):
-        return found
-    if not callable(found):
-        raise TypeError(f"advantage estimator {name!r} is a {type(found).__name__}, not a function")
-    return AdvantageEstimator(found)
+    return find_entry(ADVANTAGE_ESTIMATORS, "advantage estimator", name, AdvantageEstimator)

@@ -130,12 +130,7 @@ def get_policy_loss(name: str) -> PolicyLoss:
     Raises:
         ValueError: unknown name or path. TypeError: what is there cannot be called.
     """
-    found = find_entry(POLICY_LOSSES, "policy loss", name)
-    if isinstance(found, PolicyLoss):
-        return found
-    if not callable(found):
-        raise TypeError(f"policy loss {name!r} is a {type(found).__name__}, not a function")
-    return PolicyLoss(found)
+    return find_entry(POLICY_LOSSES, "policy loss", name, PolicyLoss)
 
 
 def clip_range(config: ActorConfig) -> tuple[float, float]:
