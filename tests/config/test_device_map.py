@@ -114,7 +114,9 @@ def test_files_that_are_no_maps(tmp_path: Path) -> None:
         "- actor\n": "expected `role: ",
         "": "expected `role: ",
         "0: {gpus: 1}\n": "expected `role: ",
-        "ref: {type: cpu}\nactor: {gpus: 1}\nref: {gpus: 1}\n": "map.yaml names ref twice",
+        "ref: {type: cpu}\nactor: {gpus: 1}\nref: {gpus: 1}\n": "map.yaml, line 3: the role ref is named twice",
+        "ref: {type: cpu}\nactor: {type: cpu, type: fsdp, gpus: 1}\n": "line 2: the role actor has the key type twice",
+        "rm:\n  gpus: 1\n  node: 0\n  gpus: 2\n": "map.yaml, line 4: the role rm has the key gpus twice",
     }.items():
         (tmp_path / "map.yaml").write_text(text)
         with pytest.raises(ConfigError, match=message):

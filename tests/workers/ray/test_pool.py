@@ -1,10 +1,12 @@
 import time
+from typing import Any
 
 import pytest
 import ray
 
 from verl.worker import Worker
 from verl.workers.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup, ResourcePoolManager, ensure_ray
+from verl.workers.ray.cluster import node_id
 
 
 def test_h1_a_second_start_takes_the_first_and_does_not_stop_it() -> None:
@@ -29,10 +31,66 @@ def test_ranks_follow_the_nodes() -> None:
         assert pool.world_size == 3 and len({slot.node_id for slot in slots}) == 1
     finally:
         pool.close()
+    assert free_cpus() == 4
+
+
+def free_cpus() -> float:
     deadline = time.monotonic() + 10  # Ray counts what comes back a little later
-    while ray.available_resources()["CPU"] < 4 and time.monotonic() < deadline:
+    while ray.available_resources().get("CPU", 0) < 4 and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert ray.available_resources()["CPU"] == 4
+    return ray.available_resources()["CPU"]
+
+
+def test_a_group_ends_the_pool_that_it_made_itself() -> None:
+    group = RayWorkerGroup(None, RayClassWithInitArgs(Worker))
+    assert ray.available_resources()["CPU"] == 3
+    group.shutdown()
+    assert free_cpus() == 4
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        (
+            {"process_on_nodes": [1, 2], "placement_strategy": "STRICT_SPREAD"},
+            "STRICT_SPREAD needs 2 nodes with room for a process each, and the cluster has 1.\n"
+            "  asked: node 0: 1 CPU; node 1: 2 CPU\n"
+            "  strategy: STRICT_SPREAD .trainer.placement_strategy, or strategy in trainer.device_map.\n"
+            "  free: node 0, ",
+        ),
+        (
+            {"process_on_nodes": [5]},
+            "STRICT_PACK needs room for 5 processes on one node, and there is room for 4 at most",
+        ),
+        (
+            {"process_on_nodes": [3], "max_colocate_count": 2},
+            "needs room for 3 processes on one node, .* for 2 at most",
+        ),
+        (
+            {"process_on_nodes": [5], "placement_strategy": "SPREAD", "nodes": [0]},
+            "SPREAD needs room for 5 processes on node 0, and there is room for 4 at most",
+        ),
+        ({"process_on_nodes": [1], "use_gpu": True}, "needs room for 1 processes on one node, and .* for 0 at most"),
+    ],
+)
+def test_what_the_nodes_can_never_hold_is_refused_at_once(kwargs: dict[str, Any], message: str) -> None:
+    pool = RayResourcePool(**{"use_gpu": False, "timeout_s": 2, "name_prefix": "main", **kwargs})
+    with pytest.raises(ValueError, match=f"resource pool 'main' can never be placed: .*{message}"):
+        pool.slots()
+
+
+def test_a_node_by_its_number_or_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = ray.get_runtime_context().get_node_id()
+    rows = [(here, "10.0.0.1", "a"), ("id1", "10.0.0.2", "b"), ("id2", "10.0.0.3", "1"), ("id3", "10.0.0.4", "b")]
+    keys = ("NodeID", "NodeManagerAddress", "NodeManagerHostname")
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, **dict(zip(keys, row, strict=True))} for row in rows])
+    assert [node_id(node) for node in (0, "0", "a")] == [here] * 3
+    assert [node_id(node) for node in (1, "10.0.0.2", "id1")] == ["id1"] * 3
+    assert [node_id(node) for node in ("1", 2, "2")] == ["id2"] * 3  # one node is called "1"
+    with pytest.raises(ValueError, match="node '4': there is no such node; the cluster has 0: a .10.0.0.1.; 1: b "):
+        node_id("4")
+    with pytest.raises(ValueError, match="node 'b': 2 nodes are called so: use the number"):
+        node_id("b")
 
 
 def test_more_groups_than_the_pool_has_room_for() -> None:

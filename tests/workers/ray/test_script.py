@@ -1,4 +1,5 @@
-"""A driver script of its own, with a Ray of its own: what a user sees who asks for too much, or whose worker fails."""
+"""Driver scripts of their own, with a Ray of their own: what a user sees who asks for too much, whose worker fails, or
+who does not wait until Ray has started."""
 
 import subprocess
 import sys
@@ -28,7 +29,7 @@ with ensure_ray(num_cpus=1) as session:
     first = RayResourcePool([1], use_gpu=False, name_prefix="first")
     first.slots()
     try:
-        RayResourcePool([2, 2], use_gpu=False, name_prefix="big", timeout_s=2).slots()
+        RayResourcePool([1, 1], use_gpu=False, name_prefix="big", timeout_s=2).slots()
     except RuntimeError as error:
         print(error)
     first.close()
@@ -42,10 +43,66 @@ def test_h1_h2_a_whole_script(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
     assert "Ray did not start within 0.2 s" in done.stdout
     assert "resource pool 'big' did not get its resources within 2 s." in done.stdout
-    assert "asked: node 0: 2 CPU; node 1: 2 CPU" in done.stdout
+    assert "asked: node 0: 1 CPU; node 1: 1 CPU" in done.stdout
+    assert "strategy: STRICT_PACK (trainer.placement_strategy, or strategy in trainer.device_map)" in done.stdout
     assert "): 0 of 1 CPU" in done.stdout
     assert "held by: placement group verl:first:0:" in done.stdout
     assert " (1 CPU on " in done.stdout
-    assert "asks for 4 CPU but the cluster has 1. Waiting up to 2 s" in done.stderr
+    assert "asks for 2 CPU but the cluster has 1. Waiting up to 2 s" in done.stderr
     assert done.returncode == 1
     assert "ValueError: x\nraised by role.run on rank 0 (node " in done.stderr
+
+
+INTERRUPTED = """
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import psutil
+import ray
+from verl.workers.ray import ensure_ray
+
+
+def children() -> list[str]:
+    return sorted(child.name() for child in psutil.Process().children(recursive=True))
+
+
+def when(name: str, number: int) -> None:
+    while name not in children():
+        time.sleep(0.02)
+    time.sleep(0.2)  # Python drops what is raised right after a fork
+    others.append(subprocess.Popen(["sleep", "300"]))
+    os.kill(os.getpid(), number)
+
+
+others = []
+# An alarm is what comes when the deadline passes.
+for name, number in ("gcs_server", signal.SIGINT), ("raylet", signal.SIGINT), ("raylet", signal.SIGALRM):
+    threading.Thread(target=when, args=(name, number)).start()
+    try:
+        with ensure_ray(num_cpus=1):
+            time.sleep(300)
+    except (KeyboardInterrupt, TimeoutError) as error:
+        print(name, type(error).__name__, children(), ray.is_initialized())
+    for other in others:
+        other.kill()
+        other.wait()
+    others.clear()
+with ensure_ray(num_cpus=1):
+    print(ray.cluster_resources()["CPU"], children().count("raylet"))
+"""
+
+
+def test_a_start_that_is_interrupted_or_late_leaves_no_process_of_rays(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(INTERRUPTED)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=180, check=False)
+    # What another thread started meanwhile goes on.
+    assert done.stdout.splitlines()[:4] == [
+        "gcs_server KeyboardInterrupt ['sleep'] False",
+        "raylet KeyboardInterrupt ['sleep'] False",
+        "raylet TimeoutError ['sleep'] False",
+        "1.0 1",
+    ], done.stderr

@@ -20,15 +20,19 @@ def alive_nodes() -> list[dict[str, Any]]:
 
 
 def node_id(node: int | str) -> str:
-    """The id of a node, given by its number (as `alive_nodes` counts), host, address or id. ValueError for none."""
+    """The id of a node, given by its number (as `alive_nodes` counts), host, address or id. ValueError for none.
+
+    A string of digits is a number unless a node is called so.
+    """
     nodes = alive_nodes()
-    if isinstance(node, int) and 0 <= node < len(nodes):
-        return str(nodes[node]["NodeID"])
     found = [
         each for each in nodes if node in (each["NodeID"], each["NodeManagerHostname"], each["NodeManagerAddress"])
     ]
     if len(found) == 1:
         return str(found[0]["NodeID"])
+    number = node if isinstance(node, int) else int(node) if node.isdecimal() else -1
+    if not found and 0 <= number < len(nodes):
+        return str(nodes[number]["NodeID"])
     listed = "; ".join(f"{number}: {node_name(each)}" for number, each in enumerate(nodes))
     what = f"{len(found)} nodes are called so: use the number" if found else "there is no such node"
     raise ValueError(f"node {node!r}: {what}; the cluster has {listed}")
@@ -42,6 +46,11 @@ def gpus_of(node: int | str | None) -> tuple[int, str]:
         nodes = [each for each in nodes if each["NodeID"] == wanted]
     most = max(nodes, key=lambda each: _amount(each["Resources"], "GPU"))
     return int(_amount(most["Resources"], "GPU")), f"node {node_name(most)}"
+
+
+def room_of(node: Mapping[str, Any], resources: Mapping[str, float]) -> int:
+    """How many times `resources` fit on a node of which nothing is in use."""
+    return int(min(_amount(node["Resources"], name) // amount for name, amount in resources.items()))
 
 
 def node_name(node: Mapping[str, Any]) -> str:

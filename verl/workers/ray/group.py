@@ -18,7 +18,7 @@ class RayWorkerGroup(WorkerGroup):
     the group is then killed, since it may wait for the one that failed, and further calls are a `GroupStoppedError`.
 
     Args:
-        resource_pool: where the processes go; by default a pool of one process.
+        resource_pool: where the processes go; by default a pool of one process, which ends with the group.
         ray_cls_with_init: the class, or the classes from `create_colocated_worker_cls`.
         name_prefix: the role's name in messages; by default that of the class.
         device_name: "cuda" or "cpu", to check the pool against, and to choose the default pool.
@@ -52,7 +52,12 @@ class RayWorkerGroup(WorkerGroup):
         classes = named_classes(ray_cls_with_init, name_prefix)
         label = name_prefix or "+".join(classes)
         processes = RayProcesses(
-            pool, classes, label, Limits(timeout_s, log_every_s), Limits(start_timeout_s, log_every_s)
+            pool,
+            classes,
+            label,
+            Limits(timeout_s, log_every_s),
+            Limits(start_timeout_s, log_every_s),
+            own_pool=resource_pool is None,
         )
         super().__init__(processes, {role: cls.cls for role, cls in classes.items()})
 

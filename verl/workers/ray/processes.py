@@ -24,14 +24,22 @@ _SMALL = (bool, int, float, str, type(None), DataProtoFuture)
 class RayProcesses:
     """One actor per slot of a pool, with a worker for each role in it.
 
-    The first failure that leaves ranks behind ends all actors; later calls are refused with that reason.
+    The first failure that leaves ranks behind ends all actors; later calls are refused with that reason. A pool that is
+    their own (`own_pool`) gives its resources back then.
     """
 
     def __init__(
-        self, pool: RayResourcePool, classes: Mapping[str, ClassWithInitArgs], label: str, limits: Limits, start: Limits
+        self,
+        pool: RayResourcePool,
+        classes: Mapping[str, ClassWithInitArgs],
+        label: str,
+        limits: Limits,
+        start: Limits,
+        own_pool: bool = False,
     ) -> None:
         self.world_size = pool.world_size
         self._pool = pool
+        self._own_pool = own_pool
         self._label = label
         self._limits = limits
         self._stopped: GroupStoppedError | None = None
@@ -96,6 +104,8 @@ class RayProcesses:
             for actor in self._actors:
                 ray.kill(actor)
         self._pool.release()
+        if self._own_pool:
+            self._pool.close()
 
     def _actor(self, rank: int, slot: Slot) -> Any:
         return WorkerActor.options(  # type: ignore[attr-defined]

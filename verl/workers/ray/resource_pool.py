@@ -10,7 +10,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from verl.config.device_map import STRATEGIES
-from verl.workers.ray.cluster import free_text, holders_text, node_id
+from verl.workers.ray.cluster import alive_nodes, free_text, holders_text, node_id, room_of
 
 logger = logging.getLogger("verl.workers")
 
@@ -44,7 +44,8 @@ class RayResourcePool:
         nodes: which node each entry of `process_on_nodes` is on: its number in the cluster (0 is the driver's), host,
             address or id; None leaves it to Ray.
 
-    Raises ValueError for sizes below 1, unknown strategies, and (when the resources are reserved) unknown nodes.
+    Raises ValueError for sizes below 1, unknown strategies, and (when the resources are reserved) unknown nodes and a
+    strategy that the cluster's nodes could not satisfy if they were all free.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class RayResourcePool:
         return {"CPU": self.max_colocate_count, **({"GPU": 1} if self.use_gpu else {})}
 
     def _reserve(self) -> list[PlacementGroup]:
+        self._check_strategy()
         deadline = time.monotonic() + self.timeout_s
         labels = [{} if node is None else {NODE_ID: node_id(node)} for node in self.nodes]
         groups = [
@@ -154,15 +156,36 @@ class RayResourcePool:
         for group in groups:
             # Ray counts in whole seconds here, and 0 would be no wait at all.
             if not group.wait(max(1, round(deadline - time.monotonic()))):
-                free, held = free_text(self._bundle()), holders_text()
+                asked, held = self._asked(), holders_text()
                 for made in groups:
                     remove_placement_group(made)
                 raise RuntimeError(
                     f"resource pool {self.name!r} did not get its resources within {self.timeout_s:g} s.\n"
-                    f"  asked: {self._asked()}\n  free: {free}\n  held by: {held}\n"
+                    f"{asked}\n  held by: {held}\n"
                     f"Ask for fewer processes, end what holds the rest, or give Ray more (ray.init(num_cpus=...))."
                 )
         return groups
+
+    def _check_strategy(self) -> None:
+        """ValueError when an entry would not fit though nothing else ran. PACK and SPREAD may wait for more nodes."""
+        nodes = {each["NodeID"]: room_of(each, self._bundle()) for each in alive_nodes()}
+        for count, node in zip(self.process_on_nodes, self.nodes, strict=True):
+            rooms = list(nodes.values()) if node is None else [nodes[node_id(node)]]
+            where = "one node" if node is None else f"node {node!r}"
+            if self.placement_strategy == "STRICT_SPREAD":
+                possible = sum(room > 0 for room in rooms)
+                lack = f"{count} nodes with room for a process each, and the cluster has {possible}"
+            elif self.placement_strategy == "STRICT_PACK" or node is not None:
+                possible = max(rooms)
+                lack = f"room for {count} processes on {where}, and there is room for {possible} at most"
+            else:
+                continue
+            if count > possible:
+                raise ValueError(
+                    f"resource pool {self.name!r} can never be placed: {self.placement_strategy} needs {lack}.\n"
+                    f"{self._asked()}\n"
+                    f"Ask for fewer processes, choose another strategy, or start Ray on larger or more nodes first."
+                )
 
     def _shortage(self) -> str:
         total = ray.cluster_resources()
@@ -175,12 +198,17 @@ class RayResourcePool:
         return f"resource pool {self.name!r} asks for {', '.join(lacks)}." if lacks else ""
 
     def _asked(self) -> str:
+        """Lines that say what is asked, in which way, and what is free."""
         per_node = [
             " and ".join(f"{amount * count:g} {name}" for name, amount in self._bundle().items())
             for count in self.process_on_nodes
         ]
         names = [f"node {number}" if node is None else f"node {node!r}" for number, node in enumerate(self.nodes)]
-        return "; ".join(f"{name}: {amounts}" for name, amounts in zip(names, per_node, strict=True))
+        asked = "; ".join(f"{name}: {amounts}" for name, amounts in zip(names, per_node, strict=True))
+        return (
+            f"  asked: {asked}\n  strategy: {self.placement_strategy} "
+            f"(trainer.placement_strategy, or strategy in trainer.device_map)\n  free: {free_text(self._bundle())}"
+        )
 
 
 @dataclass
