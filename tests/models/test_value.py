@@ -57,9 +57,7 @@ def test_saved_and_loaded_it_is_the_same(tiny_model_dir: Path, tmp_path: Path) -
     assert torch.equal(again(BATCH)["values"], critic(BATCH)["values"])
 
 
-def test_a_folder_may_be_given_from_home(
-    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_may_be_given_from_home(tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     critic = with_random_head(ValueModel.load(ModelConfig(path=str(tiny_model_dir)), torch.float32))
     critic.save_pretrained(tmp_path / "critic", weights_by_hf_name(critic))
     monkeypatch.setenv("HOME", str(tmp_path))

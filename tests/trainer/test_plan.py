@@ -72,9 +72,7 @@ def test_processes_on_cpus_share_what_the_container_may_have(tmp_path: Path, mon
 def test_processes_take_memory_before_they_have_a_model() -> None:
     plans = [RolePlan("actor", "A", 200, "200 x cpu", "0", "cpu", "pool", weights=100 * 2**20)]
     check_memory(plans, {"cpu": PROCESS_BYTES + 100 * 2**20})
-    with pytest.raises(
-        ValueError, match=r"200 x cpu need at least .*\(actor 100.0 MiB, the process itself 0.4 GiB\)"
-    ):
+    with pytest.raises(ValueError, match=r"200 x cpu need at least .*\(actor 100.0 MiB, the process itself 0.4 GiB\)"):
         check_memory(plans, {"cpu": 24 * 2**30 // 200})
 
 

@@ -12,8 +12,6 @@ from verl.workers.ray import RayResourcePool, RayWorkerGroup, ensure_ray
 
 # Ray kills actors when the machine as a whole is short of memory, whoever uses it.
 os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112
-# A Ray that happens to run here has another number of CPUs.
-os.environ["RAY_ADDRESS"] = "local"
 
 
 @pytest.fixture(scope="session", autouse=True)
