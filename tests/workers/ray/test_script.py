@@ -69,22 +69,26 @@ def children() -> list[str]:
     return sorted(child.name() for child in psutil.Process().children(recursive=True))
 
 
-def when(name: str, number: int) -> None:
+def when(name: str, number: int, caught: threading.Event) -> None:
     while name not in children():
         time.sleep(0.02)
-    time.sleep(0.2)  # Python drops what is raised right after a fork
+    time.sleep(0.2)
     others.append(subprocess.Popen(["sleep", "300"]))
     os.kill(os.getpid(), number)
+    while not caught.wait(30):  # Python drops what is raised right after a fork
+        os.kill(os.getpid(), number)
 
 
 others = []
 # An alarm is what comes when the deadline passes.
 for name, number in ("gcs_server", signal.SIGINT), ("raylet", signal.SIGINT), ("raylet", signal.SIGALRM):
-    threading.Thread(target=when, args=(name, number)).start()
+    caught = threading.Event()
+    threading.Thread(target=when, args=(name, number, caught)).start()
     try:
         with ensure_ray(num_cpus=1):
             time.sleep(300)
     except (KeyboardInterrupt, TimeoutError) as error:
+        caught.set()
         print(name, type(error).__name__, children(), ray.is_initialized())
     for other in others:
         other.kill()
@@ -98,7 +102,7 @@ with ensure_ray(num_cpus=1):
 def test_a_start_that_is_interrupted_or_late_leaves_no_process_of_rays(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(INTERRUPTED)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=280, check=False)
     # What another thread started meanwhile goes on.
     assert done.stdout.splitlines()[:4] == [
         "gcs_server KeyboardInterrupt ['sleep'] False",
