@@ -68,23 +68,26 @@ def main(
 def train(config: PPOConfig, run: Callable[[PPOConfig], dict[str, float]]) -> dict[str, float]:
     INPUTS.prepare(config)
     metrics_file = Path(config.trainer.default_local_dir) / "metrics.jsonl"
-    if config.trainer.resume_mode == "disable" and metrics_file.exists():
-        metrics_file.replace(metrics_file.with_name("metrics.previous.jsonl"))
     started = time.perf_counter()
     final = run(config)
-    report(metrics_file, time.perf_counter() - started)
+    by_rule = bool(config.reward.rule_weight) and not config.reward.reward_model.enable
+    report(metrics_file, time.perf_counter() - started, "accuracy" if by_rule else "reward")
     return final
 
 
-def report(metrics_file: Path, seconds: float) -> None:
-    """Print the accuracy before and after, and draw reward and accuracy by step."""
+def report(metrics_file: Path, seconds: float, measure: str) -> None:
+    """Print the validation's figure before and after, and draw it and the reward by step."""
+    if not metrics_file.exists():  # trainer.logger is without `file`
+        return
     records = [json.loads(line) for line in metrics_file.read_text().splitlines()]
     key = next((key for record in records for key in record if key.startswith("val/") and "mean@" in key), None)
     if key is None:
         return
     accuracy = [(record["step"], record[key]) for record in records if key in record]
     rewards = [(record["step"], record["reward/score_mean"]) for record in records if "reward/score_mean" in record]
-    print(f"\nvalidation accuracy: {accuracy[0][1]:.1%} before, {accuracy[-1][1]:.1%} after ({seconds:.0f} s in all)")
+    shown = ".1%" if measure == "accuracy" else ".3f"
+    before, after = format(accuracy[0][1], shown), format(accuracy[-1][1], shown)
+    print(f"\nvalidation {measure}: {before} before, {after} after ({seconds:.0f} s in all)")
     print(f"metrics: {metrics_file}")
     plot = metrics_file.with_name("learning.png")
     draw(plot, rewards, accuracy)

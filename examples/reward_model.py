@@ -4,7 +4,7 @@
 
 The result is in outputs/reward_model/global_step_*/model/huggingface. A PPO run scores with it by
 
-    python examples/ppo_trainer.py reward.reward_model.enable=true reward.rule_weight=0 \
+    python examples/ppo_trainer.py reward.reward_model.enable=true reward.rule_weight=0 \\
         reward.reward_model.model.path=outputs/reward_model/global_step_30/model/huggingface
 """
 

@@ -6,7 +6,9 @@ The model, with its tokenizer, is then in outputs/sft/global_step_*/model/huggin
 
     python examples/ppo_trainer.py actor_rollout_ref.model.path=outputs/sft/global_step_30/model/huggingface
     python examples/sft.py trainer.worker_group=local                          # no Ray, for a debugger
-    python examples/sft.py data.train_files=chats.jsonl data.val_files=null trainer.test_freq=-1    # own chats
+    # chats of your own
+    python examples/sft.py data.train_files=chats.jsonl data.val_files=null trainer.test_freq=-1 data.max_length=512 \\
+        data.train_batch_size=8
 """
 
 import sys

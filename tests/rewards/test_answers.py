@@ -98,6 +98,8 @@ def test_numeric_match_needs_a_number(truth: Any) -> None:
         ("H or I is it", "I", 1),
         ("<answer>B</answer>", 1, 1),
         ("no letter", "B", 0),
+        ("Answer: B\n\nExplanation: option A is wrong", "B", 1),
+        ("Option A fails, so choice C", "C", 1),
     ],
 )
 def test_multiple_choice(text: str, truth: Any, score: float) -> None:
@@ -107,6 +109,9 @@ def test_multiple_choice(text: str, truth: Any, score: float) -> None:
 def test_multiple_choice_needs_a_letter() -> None:
     with pytest.raises(ValueError, match="must be one of ABCDEFGHIJ, not 'Paris'"):
         multiple_choice("A", "Paris")
+    for number in (12, -1):
+        with pytest.raises(ValueError, match=f"must be one of ABCDEFGHIJ, not {number}"):
+            multiple_choice("A", number)
 
 
 SCHEMA = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}

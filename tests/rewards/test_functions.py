@@ -42,6 +42,8 @@ def field(data_source: Any, solution_str: Any, ground_truth: Any, extra_info: An
         (lambda prompts, responses: [], "texts"),
         (lambda prompts, responses, scale=1: [], "texts"),
         (lambda *, prompts, responses: [], "texts"),
+        (lambda prompts, responses=None: [], "texts"),
+        (lambda prompts, responses, /: [], "texts"),
         (lambda prompts, completions: [], "texts"),
         (lambda batch: None, "batch"),
         (lambda data, return_dict=False: None, "batch"),
@@ -59,6 +61,8 @@ def test_kinds_are_told_by_the_signature(fn: Any, kind: str) -> None:
         lambda solution_str, ground_truth: 0,
         lambda response: 0.0,
         lambda completions, prompts: [],
+        lambda responses, ground_truths: [],
+        lambda completions, **settings: [],
         "f",
     ],
 )
@@ -69,7 +73,11 @@ def test_what_is_no_reward_function(fn: Any) -> None:
 
 def test_names_say_which_texts_are_which(tiny_tokenizer: Any, responses_batch: Batches) -> None:
     batch = responses_batch(["one"], prompts=["a"])
-    for fn in (lambda responses, prompts: [len(responses[0])], lambda *, prompts, responses: [len(responses[0])]):
+    for fn in (
+        lambda responses, prompts: [len(responses[0])],
+        lambda *, prompts, responses: [len(responses[0])],
+        lambda prompts, responses, /: [len(responses[0])],
+    ):
         assert row_scores(RewardManager(tiny_tokenizer, fn)(batch)) == [3]
 
 

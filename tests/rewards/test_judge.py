@@ -20,6 +20,8 @@ Batches = Callable[..., DataProto]
 class Server(ThreadingHTTPServer):
     """Answers as `reply(question, number)` says: (status, text or body, headers)."""
 
+    request_queue_size = 128  # 5 would turn away some of many that come at once
+
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.requests: list[dict[str, Any]] = []
@@ -199,6 +201,18 @@ def test_a_reply_that_never_ends_is_a_failed_request(server: Server, judged: Any
     server.byte_every_s = 0.2
     with pytest.raises(ValueError, match="JudgeError: the judge gave no reply in 1 tries: TimeoutError"):
         judged("timeout_s=0.5", "retries=0")(responses_batch(["a"]))
+
+
+def test_an_error_that_never_ends_is_a_failed_request(server: Server, judged: Any, responses_batch: Batches) -> None:
+    """The second try gets a reply; the thread that read the error's body has ended by then."""
+
+    def reply(question: str, number: int) -> tuple[int, Any, dict[str, str]]:
+        server.byte_every_s = 0.05 if number == 1 else 0.0
+        return (500, "x" * 500, {}) if number == 1 else (200, "3", {})
+
+    server.reply = reply
+    manager = judged("timeout_s=0.3", "retries=1", "concurrency=1")
+    assert manager(responses_batch(["a"])).token_level_scores.sum() == 3
 
 
 def test_the_first_row_that_fails_ends_the_asking(server: Server, judged: Any, responses_batch: Batches) -> None:

@@ -30,6 +30,14 @@ def test_a_save_that_fails_is_never_the_newest(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path, TrainerConfig()).to_resume() == tmp_path / "global_step_2"
 
 
+def test_a_save_over_an_older_one_that_is_killed_leaves_no_mixture(tmp_path: Path) -> None:
+    save(tmp_path, 2)
+    with pytest.raises(KeyboardInterrupt), Checkpoints(tmp_path, TrainerConfig()).saving(2, {}, {}):
+        raise KeyboardInterrupt
+    with pytest.raises(FileNotFoundError, match="global_step_2, which has no trainer.json"):
+        Checkpoints(tmp_path, TrainerConfig()).to_resume()
+
+
 @pytest.mark.parametrize("name", ["trainer.json", "dataloader.pt"])
 def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
     save(tmp_path, 2)

@@ -49,6 +49,14 @@ def test_a_users_mistake_ends_in_one_line() -> None:
         exit_with(main)
 
 
+def test_a_mistake_in_a_reward_function_comes_with_its_own_traceback() -> None:
+    def main() -> None:
+        raise ValueError("row 0: no score") from RuntimeError("in a scoring process:\n  mine.py, line 2")
+
+    with pytest.raises(SystemExit, match="^in a scoring process:\n  mine.py, line 2\nerror: row 0: no score$"):
+        exit_with(main)
+
+
 def test_what_a_worker_raised_keeps_its_traceback_and_place() -> None:
     group = LocalWorkerGroup(ray_cls_with_init=ClassWithInitArgs(Host, DataProto(), "host"), name_prefix="host")
     with pytest.raises(ValueError, match="invalid literal for int") as caught:

@@ -138,6 +138,8 @@ def test_what_is_missing_or_given_twice(tiny_model_dir: Path) -> None:
         PPOTrainer(actor_model=str(tiny_model_dir), actor_model_name=str(tiny_model_dir))
     with pytest.raises(ValueError, match=r"unknown key training.batchsize .* did you mean training.batch_size"):
         PPOTrainer(actor_model=str(tiny_model_dir), config={"training": {"batchsize": 8}})
+    with pytest.raises(ValueError, match="there is no policy: give actor_model="):
+        PPOTrainer(algorithm={"name": "grpo"}, config={"rollout": {"n": 2}}).train(["prompts.jsonl"])
     with pytest.raises(ValueError, match="there is nothing to train on"):
         PPOTrainer(actor_model=str(tiny_model_dir)).train()
     with pytest.raises(RuntimeError, match="call train"):

@@ -45,7 +45,7 @@ def test_a_score_that_is_none_stops_the_run_by_default(
 ) -> None:
     with pytest.raises(ValueError, match=r"row 0 \(data_source 'arithmetic', .*returned None where a finite number"):
         run_metrics(tiny_run(reward_file(tmp_path / "bad.py", "return None")))
-    with pytest.raises(ValueError, match="no valid score to any of the 8 rows; .*leaves nothing to train on"):
+    with pytest.raises(ValueError, match="no valid score to any of the 8 rows of step 1; .*leaves nothing to train on"):
         run_metrics(tiny_run(reward_file(tmp_path / "bad.py", "return None"), "reward.on_invalid=exclude"))
 
 

@@ -60,7 +60,10 @@ def test_the_table_of_who_waits() -> None:
         "actor   1     a     10   3     idle    0.25 s  -",
         "critic  0     a     9    3     read    10 s    actor.make on ranks 0, 1, ref.load on rank 0 (5.00 s)",
     ]
-    assert activity_table([], now=0.0) == "no process of verl that belongs to you runs on this machine"
+    assert (
+        activity_table([], now=0.0)
+        == "no process of verl that belongs to you runs on this machine (a run is seen once its workers start)"
+    )
 
 
 def test_another_terminal_sees_this_process() -> None:

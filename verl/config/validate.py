@@ -77,6 +77,8 @@ def _inputs(config: PPOConfig, facts: Facts) -> Iterator[str]:
         "data.train_files": "set it to a parquet file, or to a list of them",
         "actor_rollout_ref.model.path": "set it to a Hugging Face id, a local folder or a .gguf file",
     }
+    if not config.reward.rule_weight and not config.reward.reward_model.enable:
+        yield "reward.rule_weight=0 leaves the rules out, and there is no reward model: every score would be 0"
     if config.reward.reward_model.enable:
         hints["reward.reward_model.model.path"] = "reward.reward_model.enable=True needs a model"
     for path, hint in hints.items():
@@ -319,7 +321,7 @@ def notes(config: PPOConfig) -> list[str]:
             "KL to the reference counts twice: in the reward (algorithm.use_kl_in_reward) and in the loss "
             "(actor_rollout_ref.actor.use_kl_loss)"
         )
-    placed = {ROLE_NAMES[name] for name in trainer.device_map}
+    placed = {ROLE_NAMES[name]: name for name in trainer.device_map}
     algorithm = config.algorithm
     reference = algorithm.use_kl_in_reward or actor.use_kl_loss or algorithm.preference.loss is not None
     switch = {
@@ -330,7 +332,7 @@ def notes(config: PPOConfig) -> list[str]:
     used = {"critic": config.critic.enable, "ref": reference, "rm": config.reward.reward_model.enable}
     for role in sorted(role for role, needed in used.items() if needed is False and role in placed):
         found.append(
-            f"trainer.device_map places the role {role}, which this run does not have: leave it out, or set "
+            f"trainer.device_map places the role {placed[role]}, which this run does not have: leave it out, or set "
             f"{switch[role]}"
         )
     correction = config.algorithm.rollout_correction

@@ -26,7 +26,12 @@ class _Loader(StatefulDataLoader[Any]):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         place = dict(state_dict)
-        _check_same_order(place.pop("order", {}), self._order)
+        if "order" not in place:
+            raise ValueError(
+                "the loader's place was saved by an earlier version, which did not say in what order: begin anew with "
+                "trainer.resume_mode=disable"
+            )
+        _check_same_order(place.pop("order"), self._order)
         super().load_state_dict(place)
 
 

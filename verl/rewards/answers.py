@@ -16,7 +16,8 @@ _NUMBER = re.compile(
 # In this order: what is said to be the answer, what is boxed, a letter in parentheses. Words around it in any case, the
 # letter itself as a capital: "answer is a number" names no option.
 _CHOICE = (
-    r"(?i:answer|option|choice)\s*(?:is|:|=)?\s*[:\s]*[\(\[\*\"'`]*{}(?![\w'])",
+    r"(?i:answer)\s*(?:is|:|=)?\s*[:\s]*[\(\[\*\"'`]*{}(?![\w'])",
+    r"(?i:option|choice)\s*(?:is|:|=)?\s*[:\s]*[\(\[\*\"'`]*{}(?![\w'])",
     r"\\boxed\{{\s*(?:\\text\{{)?\s*\(?{}\)?\s*\}}",
     r"[\(\[]{}[\)\]]",
 )
@@ -63,11 +64,14 @@ def numeric_match(solution_str: str, ground_truth: Any, rel_tol: float = 1e-6, a
 def multiple_choice(solution_str: str, ground_truth: Any, letters: str = "ABCDEFGHIJ") -> float:
     """1 if the letter that the response settles on is the ground truth ("B", or 1 for the second); else 0.
 
-    The last letter that is named as the answer counts, else the last boxed one, the last in parentheses, the only one
-    that begins a line ("C.", "C:"), or the last that stands alone as a capital and is no word ("I think", "A proof").
+    The last letter that is named as the answer counts, else the last named as an option, the last boxed one, the last
+    in parentheses, the only one that begins a line ("C.", "C:"), or the last that stands alone as a capital and is no
+    word ("I think", "A proof").
     Raises ValueError for a ground truth that is no such letter.
     """
-    truth = letters[ground_truth] if isinstance(ground_truth, int) else str(ground_truth).strip().strip("()").upper()
+    truth = str(ground_truth).strip().strip("()").upper()
+    if isinstance(ground_truth, int):
+        truth = letters[ground_truth : ground_truth + 1] if ground_truth >= 0 else ""
     if len(truth) != 1 or truth not in letters:
         raise ValueError(f"the ground truth of a multiple-choice row must be one of {letters}, not {ground_truth!r}")
     answer = final_answer(solution_str)

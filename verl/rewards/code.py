@@ -121,7 +121,10 @@ def _same(left: Any, right: Any) -> bool:
         return left is right
     if isinstance(left, int | float) and isinstance(right, int | float):
         exact = isinstance(left, int) and isinstance(right, int)
-        return left == right if exact else math.isclose(left, right, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+        try:
+            return left == right if exact else math.isclose(left, right, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+        except OverflowError:  # a whole number beyond all floats
+            return False
     if isinstance(left, list) and isinstance(right, list | tuple):
         return len(left) == len(right) and all(map(_same, left, right))
     if isinstance(left, dict) and isinstance(right, dict):

@@ -47,7 +47,7 @@ class RewardFunction:
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", kind_of(self.fn))
         object.__setattr__(self, "wants_prompt", OPTIONAL_ROW_ARGUMENT in _parameters(self.fn))
-        object.__setattr__(self, "by_keyword", set(TEXT_ARGUMENTS) <= set(_parameters(self.fn)))
+        object.__setattr__(self, "by_keyword", _by_keyword(inspect.signature(self.fn)))
         object.__setattr__(self, "is_async", _is_async(self.fn))
 
 
@@ -87,8 +87,8 @@ def kind_of(fn: Callable[..., Any]) -> Kind:
     attempts: tuple[tuple[Kind, tuple[Any, ...], dict[str, Any]], ...] = (
         ("row", (), dict.fromkeys(ROW_ARGUMENTS)),
         ("row", (), dict.fromkeys((*ROW_ARGUMENTS, OPTIONAL_ROW_ARGUMENT))),
-        ("batch", (None,), {}),
         ("texts", (), dict.fromkeys(TEXT_ARGUMENTS)),
+        ("batch", (None,), {}),
         ("texts", (None, None), {}),
     )
     for kind, args, kwargs in attempts:
@@ -105,10 +105,17 @@ def kind_of(fn: Callable[..., Any]) -> Kind:
     )
 
 
+def _by_keyword(signature: inspect.Signature) -> bool:
+    """Whether a function takes the texts by their names."""
+    named = [signature.parameters[name].kind for name in TEXT_ARGUMENTS if name in signature.parameters]
+    return len(named) == len(TEXT_ARGUMENTS) and inspect.Parameter.POSITIONAL_ONLY not in named
+
+
 def _otherwise(signature: inspect.Signature) -> bool:
     """Whether a function's parameters, by their names, are not those that it would be called with."""
     first, second = [*(name.rstrip("s") for name in signature.parameters), "", ""][:2]
-    return second == "prompt" or (not second and first in ("prompt", "response", "completion", "answer", "text"))
+    answers = ("response", "completion", "answer", "text", "output", "prediction", "solution")
+    return second == "prompt" or first in answers or (not second and first == "prompt")
 
 
 def reward_functions(given: Any) -> list[RewardFunction]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import http.client
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
@@ -20,7 +22,20 @@ _NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)")
 _FIELD = re.compile(r"\{(prompt|response|ground_truth)\}")
 _FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 30.0
+_LONGEST_REPLY = 16 << 20
 _TRY_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
+_FAILED_TRY = (
+    OSError, http.client.HTTPException, ValueError, KeyError, IndexError, TypeError, RecursionError
+)  # fmt: skip
+"""What a server that is down, cut short or talks nonsense raises."""
+
+
+class _StatusError(Exception):
+    """An HTTP status that is no success, with what the server said."""
+
+    def __init__(self, code: int, retry_after: str | None, said: str) -> None:
+        super().__init__(f"HTTP status {code}")
+        self.code, self.retry_after, self.said = code, retry_after, said
 
 
 class JudgeError(RuntimeError):
@@ -113,12 +128,13 @@ class Judge:
                 await self._turn()
                 try:
                     return await self._limited_post(body)
-                except urllib.error.HTTPError as error:
+                except _StatusError as error:
                     problem: Exception = error
-                    said = error.read().decode(errors="replace")
                     if error.code not in _TRY_AGAIN:
-                        raise JudgeError(f"the judge refused the request with {error.code}: {said:.300}") from error
-                except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+                        raise JudgeError(
+                            f"the judge refused the request with {error.code}: {error.said:.300}"
+                        ) from error
+                except _FAILED_TRY as error:
                     problem = error
             if attempt < self.retries:
                 await asyncio.sleep(_pause(problem, attempt))
@@ -137,8 +153,16 @@ class Judge:
             headers["Authorization"] = f"Bearer {os.environ[self.api_key_env]}"
         url = f"{self.base_url.rstrip('/')}/chat/completions"
         request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
-            content = json.load(response)["choices"][0]["message"]["content"]
+        deadline = time.monotonic() + self.timeout_s
+        try:
+            with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
+                reply = _read(response, deadline)
+        except urllib.error.HTTPError as error:
+            said = b""
+            with error, suppress(*_FAILED_TRY):  # the code alone says enough
+                said = _read(error, deadline)
+            raise _StatusError(error.code, error.headers.get("Retry-After"), said.decode(errors="replace")) from error
+        content = json.loads(reply)["choices"][0]["message"]["content"]
         if not isinstance(content, str):
             raise ValueError(f"the reply's content is {content!r}")
         return content
@@ -185,8 +209,21 @@ class Judge:
                     file.write(json.dumps({"key": key, "reply": reply}) + "\n")
 
 
+def _read(response: Any, deadline: float) -> bytes:
+    """The whole body. TimeoutError after the deadline, ValueError for one that does not end: a thread that reads on
+    would hold its place, and the process."""
+    parts: list[bytes] = []
+    while part := response.read1(1 << 16):
+        parts.append(part)
+        if time.monotonic() > deadline:
+            raise TimeoutError("the reply came too slowly")
+        if sum(map(len, parts)) > _LONGEST_REPLY:
+            raise ValueError(f"the reply is longer than {_LONGEST_REPLY >> 20} MiB")
+    return b"".join(parts)
+
+
 def _pause(problem: Exception, attempt: int) -> float:
     """Seconds before the next try."""
-    asked = problem.headers.get("Retry-After") if isinstance(problem, urllib.error.HTTPError) else None
+    asked = problem.retry_after if isinstance(problem, _StatusError) else None
     wait = float(asked) if asked is not None and _NUMBER.fullmatch(asked) else _FIRST_WAIT_S * 2**attempt
     return min(max(wait, 0.0), _LONGEST_WAIT_S)

@@ -103,7 +103,7 @@ def run_program(
     if function is not None and process.returncode == 0:
         try:
             value, has_value = json.loads(returned), True
-        except ValueError:
+        except (ValueError, RecursionError):
             stderr += "\nthe function's result is no JSON"
     return Finished(process.returncode == 0 and not timed_out, stdout, stderr, value, has_value, timed_out)
 

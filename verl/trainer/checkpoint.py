@@ -5,6 +5,7 @@
 """
 
 import json
+import logging
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ import torch
 
 from verl.config import BaseTrainerConfig
 from verl.trainer.checks import check_writable
+
+logger = logging.getLogger("verl.trainer")
 
 _LATEST = "latest_checkpointed_iteration.txt"
 
@@ -36,6 +39,7 @@ class Checkpoints:
         """The folder of step `step`, to put the models into; it becomes the newest checkpoint when the block ends."""
         folder = self.directory / f"global_step_{step}"
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "trainer.json").unlink(missing_ok=True)  # without it an older one that is overwritten counts no more
         yield folder
         torch.save(loader_state, folder / "dataloader.pt")
         (folder / "trainer.json").write_text(json.dumps(state))
@@ -65,6 +69,14 @@ class Checkpoints:
         return folder
 
     @staticmethod
+    def restore(loader: Any, state: dict[str, Any], folder: Path) -> None:
+        """Put a loader where `state` was saved. ValueError, with the checkpoint, for data in another order."""
+        try:
+            loader.load_state_dict(state)
+        except ValueError as error:
+            raise ValueError(f"checkpoint {folder}: {error}") from error
+
+    @staticmethod
     def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         """The driver's state and the loader's state. ValueError naming a file that is missing or broken."""
 
@@ -82,3 +94,15 @@ class Checkpoints:
             read("trainer.json", lambda file: json.loads(file.read_text())),
             read("dataloader.pt", lambda file: torch.load(file, weights_only=False)),
         )
+
+
+def tell_results(config: BaseTrainerConfig, model: str) -> None:
+    """Log where a run's results are; `model` is the trained model's folder within a checkpoint."""
+    folder = Path(config.default_local_dir).absolute()
+    latest = folder / _LATEST
+    if config.save_freq >= 0 and latest.exists():
+        logger.info("the trained model: %s", folder / f"global_step_{latest.read_text().strip()}" / model)
+    else:
+        logger.info("no model was saved: trainer.save_freq is %d (0 saves the last step)", config.save_freq)
+    if "file" in config.logger:
+        logger.info("metrics: %s", folder / "metrics.jsonl")

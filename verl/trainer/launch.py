@@ -55,14 +55,16 @@ def command_line(
 
 
 def exit_with(main: Callable[[], Any]) -> None:
-    """Run a `main`. A user's own mistake ends it with its message (it says what to do) and no traceback; what a worker
-    or a scoring process raised keeps its traceback, and the role, rank and node where it happened."""
+    """Run a `main`. A user's own mistake ends it with its message (it says what to do) and no traceback, but for that
+    of a reward function. What a worker raised keeps its own, and the role, rank and node where it happened."""
     try:
         main()
     except (ValueError, FileNotFoundError) as error:
-        if hasattr(error, "raised_by") or isinstance(error.__cause__, RuntimeError):
+        if hasattr(error, "raised_by"):
             raise
-        sys.exit(f"error: {error}")
+        # Of a scoring process there is a traceback as text, which is the user's own function's.
+        details = f"{error.__cause__}\n" if isinstance(error.__cause__, RuntimeError) else ""
+        sys.exit(f"{details}error: {error}")
 
 
 def placement(config: RunConfig, roles: Iterable[str], pools: Any = None, group_cls: Any = None) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from torch import nn
+from torch.utils.data import IterableDataset
 from tqdm import tqdm
 
 from verl.algorithms.preference_losses import PreferencePairs, get_preference_loss, loss_arguments
@@ -25,9 +26,9 @@ from verl.config.validate_offline import OfflineConfig, resolve_offline, validat
 from verl.data import build_dataloader
 from verl.models.loading import check_model_folder, load_model_tokenizer
 from verl.protocol import DataProto
-from verl.trainer.checkpoint import Checkpoints
+from verl.trainer.checkpoint import Checkpoints, tell_results
 from verl.trainer.launch import due, load_models, placement, running, shut_down, start_worker_groups
-from verl.trainer.loaders import endless
+from verl.trainer.loaders import ITEMS_READ_AHEAD, endless
 from verl.trainer.metrics import throughput_metrics
 from verl.trainer.steps import for_workers
 from verl.utils.events import DRIVER, phase
@@ -136,6 +137,10 @@ class OfflineTrainer(Generic[Config]):
             train_dataset = self.build_dataset(data.train_files, data.train_max_samples)
         if val_dataset is None and data.val_files:
             val_dataset = self.build_dataset(data.val_files, data.val_max_samples)
+        for dataset in (train_dataset, val_dataset):
+            if dataset is not None and not isinstance(dataset, IterableDataset):
+                for number in range(min(len(dataset), ITEMS_READ_AHEAD)):
+                    dataset[number]  # what is wrong with a row is told before a model loads
         self.train_dataset, self.val_dataset = train_dataset, val_dataset
         self.train_dataloader = self._loader(train_dataset, data.train_batch_size, train=True)
         self.val_dataloader = val_dataset and self._loader(
@@ -225,12 +230,13 @@ class OfflineTrainer(Generic[Config]):
                 bar.set_postfix({"loss": f"{metrics['train/loss']:.3f}"})
             final = validation or metrics
         bar.close()
+        tell_results(trainer, f"{self.model_role}/huggingface")
         return final
 
     def phase(self, name: str, timings: dict[str, float], group: Any = None) -> AbstractContextManager[None]:
         """A part of this step that `group`, or the driver itself, does: timed, logged, and shown by `who_waits`."""
         role = DRIVER if group is None else group.role
-        return phase(name, timings, logger=logger, role=role, step=self.global_step - 1)
+        return phase(name, timings, logger=logger, role=role, step=max(self.global_step - 1, 0))
 
     def _batches(self) -> Iterator[DataProto]:
         """Batches from where the loader stands, until the last step; counts the steps."""
@@ -270,7 +276,7 @@ class OfflineTrainer(Generic[Config]):
             return
         state, loader_state = self.checkpoints.read(folder)
         self.model_wg.load_checkpoint(str(folder / self.model_role))
-        self.train_dataloader.load_state_dict(loader_state)
+        self.checkpoints.restore(self.train_dataloader, loader_state, folder)
         self.global_step = state["global_step"]
         # A warning, as this replaces the weights that were given.
         logger.warning(

@@ -210,6 +210,9 @@ class PPOTrainer:
             settings.values.setdefault("trainer.logger", ["file"])
             if self.val_dataset is not None:
                 settings.values.setdefault("trainer.test_freq", 0)
+            if output_dir is None and not {"trainer.default_local_dir", "trainer.save_freq"} & self._chosen:
+                # Nothing of this run is to be found again, and what lies in the default folder is another's.
+                settings.values.setdefault("trainer.resume_mode", "disable")
         self._finds_devices = not isinstance(config, PPOConfig) and "trainer.n_gpus_per_node" not in settings.values
         return load_config(settings=settings.values)
 
@@ -225,6 +228,8 @@ class PPOTrainer:
                 raise ValueError(f"{name} is given, and config has data.{key}={named}: leave one out")
             if _is_path(value):
                 setattr(data, key, value)
+        if self.models["actor_rollout_ref.model"] is None and config.actor_rollout_ref.model.path is None:
+            raise ValueError("there is no policy: give actor_model=... (a module, a folder or a hub id) to PPOTrainer")
         if dataset is None and data.train_files is None:
             raise ValueError("there is nothing to train on: give dataset=... to PPOTrainer or to train()")
         width = getattr(dataset, "max_prompt_length", None)

@@ -36,7 +36,7 @@ from verl.protocol import DataProto, align
 from verl.rewards import RewardManager, load_reward_manager
 from verl.trainer.callbacks import Callback, checked_callbacks
 from verl.trainer.check_models import check_tokenizer
-from verl.trainer.checkpoint import Checkpoints
+from verl.trainer.checkpoint import Checkpoints, tell_results
 from verl.trainer.checks import check_single_rewards, check_writable, checked
 from verl.trainer.launch import due, load_models, placement, shut_down, start_worker_groups
 from verl.trainer.loaders import build_loaders, endless, total_steps
@@ -285,6 +285,7 @@ class RayPPOTrainer:
                 bar.set_postfix({"reward": f"{metrics['reward/score_mean']:.3f}"})
             final = validation or metrics
         bar.close()
+        tell_results(config.trainer, "actor/huggingface")
         for callback in self.callbacks:
             callback.on_train_end(self, final)
         return final
@@ -333,6 +334,7 @@ class RayPPOTrainer:
         # 2. scores
         with self._phase("reward", timings):
             batch, metrics = self.score(batch)
+        self._check_scored(batch)
         if self.estimator.needs_greedy_baseline and self.config.algorithm.preference.loss is None:
             with self._phase("gen_baseline", timings, self.rollout_wg):
                 batch, baseline_metrics = self._with_baseline(batch, prompts)
@@ -384,6 +386,7 @@ class RayPPOTrainer:
             outputs = run_together(tasks, config.trainer.worker_timeout_s)
         if not scored:
             batch, reward_metrics = outputs.pop()
+            self._check_scored(batch)
             metrics |= reward_metrics
         for output in outputs:
             batch = batch.union(output)
@@ -503,8 +506,15 @@ class RayPPOTrainer:
             self.val_reward_fn if validate else self.reward_fn,
             self.rm_wg,
             single_rewards=self.estimator.needs_reward_components,
-            keep_empty=validate,
         )
+
+    def _check_scored(self, batch: DataProto) -> None:
+        """ValueError when no row is left to train on."""
+        if not batch.batch["response_mask"].any():
+            raise ValueError(
+                f"the reward function gave no valid score to any of the {len(batch)} rows of step {self.global_step}; "
+                "reward.on_invalid=exclude leaves nothing to train on"
+            )
 
     def _apply_kl(self, batch: DataProto, metrics: dict[str, float]) -> DataProto:
         algorithm = self.config.algorithm
@@ -567,7 +577,7 @@ class RayPPOTrainer:
             self.critic_wg.load_checkpoint(str(folder / "critic"))
         if self.rollout_wg is not self.actor_rollout_wg:
             sync(self.actor_rollout_wg, self.rollout_wg, self.config.trainer.worker_timeout_s)
-        self.train_dataloader.load_state_dict(loader_state)
+        self.checkpoints.restore(self.train_dataloader, loader_state, folder)
         self.kl_controller.load_state_dict(state["kl_controller"])
         self.global_step = state["global_step"]
         self.prompt_batches_drawn = state["prompt_batches_drawn"]

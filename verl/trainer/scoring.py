@@ -16,7 +16,6 @@ def scored(
     reward_fn: Any,
     rm_wg: Any = None,
     single_rewards: bool = False,
-    keep_empty: bool = False,
 ) -> tuple[DataProto, dict[str, float]]:
     """Add `token_level_scores` [B, R]: the rule's scores and the reward model's, by their weights.
 
@@ -27,10 +26,9 @@ def scored(
         reward_fn: DataProto -> RewardResult.
         rm_wg: the group of the reward model, if there is one.
         single_rewards: also add the columns `reward/<name>` [B] that estimators read which normalise them one by one.
-        keep_empty: accept that the rule excludes every row.
 
     Returns:
-        (batch, metrics). ValueError when the rule excludes every row.
+        (batch, metrics).
     """
     scores = torch.zeros(batch.batch["responses"].shape, dtype=torch.float32)
     extras: dict[str, Any] = {}
@@ -43,13 +41,9 @@ def scored(
         single = dict(result.components)
         metrics |= result.metrics
         valid = torch.ones(len(batch), dtype=torch.bool) if result.excluded is None else ~result.excluded
-        metrics["reward/rule_mean"] = float(result.token_level_scores[valid].sum(-1).mean())
+        if valid.any():
+            metrics["reward/rule_mean"] = float(result.token_level_scores[valid].sum(-1).mean())
         if result.excluded is not None:
-            if result.excluded.all() and not keep_empty:
-                raise ValueError(
-                    f"the reward function gave no valid score to any of the {len(batch)} rows; "
-                    "reward.on_invalid=exclude leaves nothing to train on"
-                )
             batch = with_tensors(batch, response_mask=batch.batch["response_mask"] * valid[:, None])
             metrics["reward/excluded"] = float(result.excluded.sum())
     if rm_wg is not None:

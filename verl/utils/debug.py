@@ -21,7 +21,7 @@ def who_waits() -> None:
 def activity_table(found: Sequence[Activity], now: float) -> str:
     """A table for each job: the driver first, then the roles by name and rank. `now` is in seconds since the epoch."""
     if not found:
-        return "no process of verl that belongs to you runs on this machine"
+        return "no process of verl that belongs to you runs on this machine (a run is seen once its workers start)"
     tables = []
     ordered = sorted(
         found, key=lambda activity: (activity.job, activity.role != DRIVER, activity.role, activity.rank or 0)

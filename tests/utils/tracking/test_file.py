@@ -35,6 +35,14 @@ def test_a_run_that_resumes_from_an_older_step_replaces_what_it_does_again(tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "metrics.superseded.jsonl"]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_new_run_keeps_nothing_of_another(tmp_path: Path, first: int) -> None:
+    run(tmp_path, range(0, 2))
+    run(tmp_path, range(first, 3))
+    assert {name for _, name in steps_in(tmp_path / "metrics.jsonl")} == {f"range({first}, 3)"}
+    assert [step for step, _ in steps_in(tmp_path / "metrics.superseded.jsonl")] == [0, 1]
+
+
 @pytest.mark.parametrize("torn", ['{"step": 3, "a"', '{"other": 1}\n'])
 def test_a_line_that_is_not_a_whole_step_is_set_aside(tmp_path: Path, torn: str) -> None:
     run(tmp_path, range(1, 3))

@@ -48,7 +48,9 @@ class FileBackend:
         superseded: list[bytes] = []
         text = path.read_bytes()
         for line in text.splitlines():
-            (kept if _step_of(line) < first_step else superseded).append(line + b"\n")
+            # A run that begins at its beginning goes on from no other.
+            goes_on = first_step > 1 and _step_of(line) < first_step
+            (kept if goes_on else superseded).append(line + b"\n")
         if b"".join(kept) == text:
             return
         if superseded:
