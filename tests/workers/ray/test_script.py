@@ -80,6 +80,7 @@ def when(name: str, number: int, caught: threading.Event) -> None:
 
 
 others = []
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's jobs in the background ignore it
 # An alarm is what comes when the deadline passes.
 for name, number in ("gcs_server", signal.SIGINT), ("raylet", signal.SIGINT), ("raylet", signal.SIGALRM):
     caught = threading.Event()
