@@ -77,6 +77,7 @@ def test_names_say_which_texts_are_which(tiny_tokenizer: Any, responses_batch: B
         lambda responses, prompts: [len(responses[0])],
         lambda *, prompts, responses: [len(responses[0])],
         lambda prompts, responses, /: [len(responses[0])],
+        lambda prompts, **texts: [len(texts["responses"][0])],
     ):
         assert row_scores(RewardManager(tiny_tokenizer, fn)(batch)) == [3]
 

@@ -41,13 +41,13 @@ class RewardFunction:
     in_driver: bool = False
     kind: Kind = field(init=False)
     wants_prompt: bool = field(init=False, default=False)
-    by_keyword: bool = field(init=False, default=True)
+    by_keyword: bool = field(init=False, default=False)
     is_async: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", kind_of(self.fn))
         object.__setattr__(self, "wants_prompt", OPTIONAL_ROW_ARGUMENT in _parameters(self.fn))
-        object.__setattr__(self, "by_keyword", _by_keyword(inspect.signature(self.fn)))
+        object.__setattr__(self, "by_keyword", _binds(inspect.signature(self.fn), TEXT_ARGUMENTS))
         object.__setattr__(self, "is_async", _is_async(self.fn))
 
 
@@ -84,31 +84,29 @@ def kind_of(fn: Callable[..., Any]) -> Kind:
     if not callable(fn):
         raise ValueError(f"a reward function must be a function, not a {type(fn).__name__}")
     signature = inspect.signature(fn)
-    attempts: tuple[tuple[Kind, tuple[Any, ...], dict[str, Any]], ...] = (
-        ("row", (), dict.fromkeys(ROW_ARGUMENTS)),
-        ("row", (), dict.fromkeys((*ROW_ARGUMENTS, OPTIONAL_ROW_ARGUMENT))),
-        ("texts", (), dict.fromkeys(TEXT_ARGUMENTS)),
-        ("batch", (None,), {}),
-        ("texts", (None, None), {}),
-    )
-    for kind, args, kwargs in attempts:
-        try:
-            signature.bind(*args, **kwargs)
-        except TypeError:
-            continue
-        if kind == "row" or kwargs or not (set(ROW_ARGUMENTS) & set(signature.parameters) or _otherwise(signature)):
-            return kind
-        break  # a row function that is incomplete, or a function of texts with others than it would get
+    if _binds(signature, ROW_ARGUMENTS) or _binds(signature, (*ROW_ARGUMENTS, OPTIONAL_ROW_ARGUMENT)):
+        return "row"
+    if _binds(signature, TEXT_ARGUMENTS):
+        return "texts"
+    # By position, unless the names say that it is a row function that is incomplete, or takes other texts.
+    if not (set(ROW_ARGUMENTS) & set(signature.parameters) or _otherwise(signature)):
+        if _binds(signature, positional=1):
+            return "batch"
+        if _binds(signature, positional=2):
+            return "texts"
     raise ValueError(
         f"{_name(fn)}{signature} is no reward function: expected fn({', '.join(ROW_ARGUMENTS)}), "
         "fn(prompts, responses) or fn(batch)"
     )
 
 
-def _by_keyword(signature: inspect.Signature) -> bool:
-    """Whether a function takes the texts by their names."""
-    named = [signature.parameters[name].kind for name in TEXT_ARGUMENTS if name in signature.parameters]
-    return len(named) == len(TEXT_ARGUMENTS) and inspect.Parameter.POSITIONAL_ONLY not in named
+def _binds(signature: inspect.Signature, names: Sequence[str] = (), positional: int = 0) -> bool:
+    """Whether a function can be called with these keywords and so many arguments by position."""
+    try:
+        signature.bind(*[None] * positional, **dict.fromkeys(names))
+    except TypeError:
+        return False
+    return True
 
 
 def _otherwise(signature: inspect.Signature) -> bool:

@@ -212,14 +212,14 @@ class Judge:
 def _read(response: Any, deadline: float) -> bytes:
     """The whole body. TimeoutError after the deadline, ValueError for one that does not end: a thread that reads on
     would hold its place, and the process."""
-    parts: list[bytes] = []
+    body = bytearray()
     while part := response.read1(1 << 16):
-        parts.append(part)
+        body += part
         if time.monotonic() > deadline:
             raise TimeoutError("the reply came too slowly")
-        if sum(map(len, parts)) > _LONGEST_REPLY:
+        if len(body) > _LONGEST_REPLY:
             raise ValueError(f"the reply is longer than {_LONGEST_REPLY >> 20} MiB")
-    return b"".join(parts)
+    return bytes(body)
 
 
 def _pause(problem: Exception, attempt: int) -> float:

@@ -20,6 +20,7 @@ from verl.trainer.checks import check_writable
 logger = logging.getLogger("verl.trainer")
 
 _LATEST = "latest_checkpointed_iteration.txt"
+_AFRESH = "trainer.resume_mode=disable starts afresh"
 
 
 class Checkpoints:
@@ -69,12 +70,15 @@ class Checkpoints:
         return folder
 
     @staticmethod
-    def restore(loader: Any, state: dict[str, Any], folder: Path) -> None:
-        """Put a loader where `state` was saved. ValueError, with the checkpoint, for data in another order."""
+    def restore(loader: Any, state: dict[str, Any], folder: Path, step: int) -> None:
+        """Put a loader where `state` was saved, and say that the run goes on from `step`. ValueError, with the
+        checkpoint, for data in another order."""
         try:
             loader.load_state_dict(state)
         except ValueError as error:
             raise ValueError(f"checkpoint {folder}: {error}") from error
+        # A warning, as this replaces the weights that were given.
+        logger.warning("resumed at step %d from %s (%s)", step, folder, _AFRESH)
 
     @staticmethod
     def read(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -94,6 +98,14 @@ class Checkpoints:
             read("trainer.json", lambda file: json.loads(file.read_text())),
             read("dataloader.pt", lambda file: torch.load(file, weights_only=False)),
         )
+
+
+def all_done(step: int, total: int) -> bool:
+    """Whether no step is left; if so, the log says it."""
+    if step < total:
+        return False
+    logger.warning("nothing to do: step %d of %d is done (%s)", step, total, _AFRESH)
+    return True
 
 
 def tell_results(config: BaseTrainerConfig, model: str) -> None:

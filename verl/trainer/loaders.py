@@ -66,9 +66,7 @@ def check_items(
     required: Sequence[str] = (),
     check_row: Callable[[Mapping[str, Any], str], None] | None = None,
 ) -> None:
-    """Read the first items, before any model loads: what is wrong with one of them would end the run at its batch.
-
-    A stream, which can be read only once, is not looked at.
+    """Look at the `first_items` for what the loop needs and what it writes itself.
 
     Args:
         required: columns that the reward function reads.
@@ -78,13 +76,18 @@ def check_items(
         ValueError: an item cannot be read, is no dict, lacks the prompt's tensors or a `required` column, or has a
             column of a name that the loop gives to its own.
     """
-    if isinstance(dataset, IterableDataset):
-        return
-    _check_columns(which, dataset[0], collate_fn, required)
-    for number in range(min(len(dataset), ITEMS_READ_AHEAD)):
-        item = dataset[number]
+    for number, item in enumerate(first_items(dataset)):
+        if number == 0:
+            _check_columns(which, item, collate_fn, required)
         if check_row is not None:
             check_row(item, f"item {number} of the {which} data")
+
+
+def first_items(dataset: Any) -> Iterator[Any]:
+    """Items to read before any model loads: what is wrong with one of them would end the run at its batch. None of a
+    stream, which can be read only once."""
+    if not isinstance(dataset, IterableDataset):
+        yield from (dataset[number] for number in range(min(len(dataset), ITEMS_READ_AHEAD)))
 
 
 def _check_columns(which: str, item: Any, collate_fn: Any, required: Sequence[str]) -> None:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
 from torch import nn
-from torch.utils.data import IterableDataset
 from tqdm import tqdm
 
 from verl.algorithms.preference_losses import PreferencePairs, get_preference_loss, loss_arguments
@@ -26,9 +25,9 @@ from verl.config.validate_offline import OfflineConfig, resolve_offline, validat
 from verl.data import build_dataloader
 from verl.models.loading import check_model_folder, load_model_tokenizer
 from verl.protocol import DataProto
-from verl.trainer.checkpoint import Checkpoints, tell_results
+from verl.trainer.checkpoint import Checkpoints, all_done, tell_results
 from verl.trainer.launch import due, load_models, placement, running, shut_down, start_worker_groups
-from verl.trainer.loaders import ITEMS_READ_AHEAD, endless
+from verl.trainer.loaders import endless, first_items
 from verl.trainer.metrics import throughput_metrics
 from verl.trainer.steps import for_workers
 from verl.utils.events import DRIVER, phase
@@ -138,9 +137,8 @@ class OfflineTrainer(Generic[Config]):
         if val_dataset is None and data.val_files:
             val_dataset = self.build_dataset(data.val_files, data.val_max_samples)
         for dataset in (train_dataset, val_dataset):
-            if dataset is not None and not isinstance(dataset, IterableDataset):
-                for number in range(min(len(dataset), ITEMS_READ_AHEAD)):
-                    dataset[number]  # what is wrong with a row is told before a model loads
+            for _ in first_items(dataset) if dataset is not None else ():
+                pass  # what is wrong with one is told as it is read
         self.train_dataset, self.val_dataset = train_dataset, val_dataset
         self.train_dataloader = self._loader(train_dataset, data.train_batch_size, train=True)
         self.val_dataloader = val_dataset and self._loader(
@@ -186,12 +184,7 @@ class OfflineTrainer(Generic[Config]):
     def _fit(self) -> dict[str, float]:
         trainer, final, validation = self.config.trainer, dict[str, float](), dict[str, float]()
         self._resume()
-        if self.global_step >= self.total_steps and not trainer.val_only:
-            logger.warning(
-                "nothing to do: step %d of %d is done (trainer.resume_mode=disable starts afresh)",
-                self.global_step,
-                self.total_steps,
-            )
+        if not trainer.val_only and all_done(self.global_step, self.total_steps):
             return final
         self.before_training()
         before = trainer.val_before_train and self.val_dataloader is not None and self.global_step == 0
@@ -276,12 +269,8 @@ class OfflineTrainer(Generic[Config]):
             return
         state, loader_state = self.checkpoints.read(folder)
         self.model_wg.load_checkpoint(str(folder / self.model_role))
-        self.checkpoints.restore(self.train_dataloader, loader_state, folder)
         self.global_step = state["global_step"]
-        # A warning, as this replaces the weights that were given.
-        logger.warning(
-            "resumed at step %d from %s (trainer.resume_mode=disable starts afresh)", self.global_step, folder
-        )
+        self.checkpoints.restore(self.train_dataloader, loader_state, folder, self.global_step)
 
 
 def run(trainer_cls: type[OfflineTrainer[Any]], config: OfflineConfig) -> dict[str, float]:

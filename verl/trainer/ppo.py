@@ -250,7 +250,7 @@ class PPOTrainer:
         return checked(config, given=self._given(dataset))
 
     def _check_used(self, config: PPOConfig, roles: Mapping[str, Any]) -> None:
-        """ValueError for a model that the run would not use, and for data without anything that scores."""
+        """ValueError for a model that the run would not use, and for a reference that cannot be read."""
         name = config.algorithm.name or config.algorithm.adv_estimator
         for argument, model, role in (
             ("critic_model", self.models["critic.model"], Role.Critic),

@@ -36,7 +36,7 @@ from verl.protocol import DataProto, align
 from verl.rewards import RewardManager, load_reward_manager
 from verl.trainer.callbacks import Callback, checked_callbacks
 from verl.trainer.check_models import check_tokenizer
-from verl.trainer.checkpoint import Checkpoints, tell_results
+from verl.trainer.checkpoint import Checkpoints, all_done, tell_results
 from verl.trainer.checks import check_single_rewards, check_writable, checked
 from verl.trainer.launch import due, load_models, placement, shut_down, start_worker_groups
 from verl.trainer.loaders import build_loaders, endless, total_steps
@@ -235,12 +235,7 @@ class RayPPOTrainer:
             tracking.log(final, step=self.global_step)
         if config.trainer.val_only:
             return final
-        if self.global_step >= self.total_steps:
-            logger.warning(
-                "nothing to do: step %d of %d is done (trainer.resume_mode=disable starts afresh)",
-                self.global_step,
-                self.total_steps,
-            )
+        if all_done(self.global_step, self.total_steps):
             return final
 
         validation: dict[str, float] = {}
@@ -350,13 +345,13 @@ class RayPPOTrainer:
         once = prompts[::n]
         output = self.rollout_wg.generate_sequences(self._generation_batch(once, "greedy"))
         greedy, _ = self.score(_without_prompt_columns(once).union(output))
-        scored = greedy.batch["response_mask"].bool().any(-1).repeat_interleave(n)
+        has_baseline = greedy.batch["response_mask"].bool().any(-1).repeat_interleave(n)
         batch = with_tensors(
             batch,
             baseline_scores=greedy.batch["token_level_scores"].sum(-1).repeat_interleave(n),
-            response_mask=batch.batch["response_mask"] * scored[:, None],
+            response_mask=batch.batch["response_mask"] * has_baseline[:, None],
         )
-        return batch, {} if scored.all() else {"reward/without_baseline": float((~scored).sum())}
+        return batch, {} if has_baseline.all() else {"reward/without_baseline": float((~has_baseline).sum())}
 
     def _evaluate(self, batch: DataProto, timings: dict[str, float], metrics: dict[str, float]) -> DataProto:
         config, actor, ref, critic = self.config, self.actor_rollout_wg, self.ref_wg, self.critic_wg
@@ -379,12 +374,12 @@ class RayPPOTrainer:
         if critic is not None:
             tasks.append(task("values", lambda: critic.compute_values(sent), critic))
         # 2. scores, unless they are there already
-        scored = "token_level_scores" in batch.batch.keys()  # noqa: SIM118
-        if not scored:
+        has_scores = "token_level_scores" in batch.batch.keys()  # noqa: SIM118
+        if not has_scores:
             tasks.append(task("reward", lambda: self.score(batch)))
         with self._phase("evaluate", timings):
             outputs = run_together(tasks, config.trainer.worker_timeout_s)
-        if not scored:
+        if not has_scores:
             batch, reward_metrics = outputs.pop()
             self._check_scored(batch)
             metrics |= reward_metrics
@@ -577,14 +572,10 @@ class RayPPOTrainer:
             self.critic_wg.load_checkpoint(str(folder / "critic"))
         if self.rollout_wg is not self.actor_rollout_wg:
             sync(self.actor_rollout_wg, self.rollout_wg, self.config.trainer.worker_timeout_s)
-        self.checkpoints.restore(self.train_dataloader, loader_state, folder)
         self.kl_controller.load_state_dict(state["kl_controller"])
         self.global_step = state["global_step"]
         self.prompt_batches_drawn = state["prompt_batches_drawn"]
-        # A warning, as this replaces the weights that were given.
-        logger.warning(
-            "resumed at step %d from %s (trainer.resume_mode=disable starts afresh)", self.global_step, folder
-        )
+        self.checkpoints.restore(self.train_dataloader, loader_state, folder, self.global_step)
 
 
 def _without_prompt_columns(prompts: DataProto) -> DataProto:
